@@ -206,6 +206,19 @@ class Batch:
         total_R = (self.reward_RC * self.weight_C).nansum(dim=1)
         return torch.where(self.reward_RC.isnan().all(dim=1), torch.nan, total_R)
 
+    def column(self, name: str) -> Tensor:
+        """The evidence column of this name.
+
+        Raises:
+            ValueError: no evidence of the method found such a column.
+        """
+        if name not in self.extra:
+            raise ValueError(
+                f"a part of this method reads the column {name!r}, but its evidence found {sorted(self.extra)}: add the "
+                f"evidence that finds it"
+            )
+        return self.extra[name]
+
     def with_extra(self, **columns: Tensor) -> Batch:
         """The same batch with further evidence columns, checked against their shape letters."""
         return replace(self, extra={**self.extra, **columns})
