@@ -1,0 +1,51 @@
+# Each target sets up what it needs. Variables:
+#   PYTHON=python3.12     the Python to build environments with (3.11 or newer)
+#   ARGS="..."            further arguments of the command that a target runs
+#   TORCH_INDEX=URL       one more package index, for instance one that offers CPU-only wheels of torch
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+PIP_FLAGS := --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: help quickstart test lint bench clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 22
+
+quickstart: .venv/ready ## a real model learns inside an agent, in minutes
+	$(BIN)/whippletree quickstart $(ARGS)
+
+test: .venv/ready ## every test; ARGS="-m 'not slow'" for the fast ones, ARGS=path for one file
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/ready ## style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/ready .venv-trl/ready ## the same training step here and in TRL, side by side
+	$(BIN)/python -m benchmarks.step $(ARGS)
+
+clean: ## remove the environments and what the tools keep; runs/ stays
+	rm -rf .venv .venv-trl build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/ready: pyproject.toml constraints.txt
+	$(call environment,.venv)
+	@echo "installing into .venv: a few minutes the first time"
+	.venv/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable ".[quickstart,dev]"
+	@touch $@
+
+.venv-trl/ready: benchmarks/trl/requirements.txt
+	$(call environment,.venv-trl)
+	@echo "installing TRL into .venv-trl: a few minutes the first time"
+	.venv-trl/bin/python -m pip install $(PIP_FLAGS) --requirement benchmarks/trl/requirements.txt
+	@touch $@
+
+define environment
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "Python 3.11 or newer is needed, but $(PYTHON) is \
+$$($(PYTHON) --version 2>/dev/null || echo missing). Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+@test -x $(1)/bin/python || $(PYTHON) -m venv --clear $(1)
+endef
