@@ -1,4 +1,7 @@
-"""Statistics within groups by scatter, and the way from a number a rollout to a number a token."""
+"""Statistics within groups by scatter, and the way from a number a rollout to a number a token.
+
+The letter G here: the groups of the batch.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ def mean_within(x_R: Tensor, group_R: Tensor) -> Tensor:
 
     In float64 the sum of equal float32 numbers is exact, so equal rewards are exactly their mean.
     """
-    groups, index_R = torch.unique(group_R, return_inverse=True)
-    total_G = torch.zeros(len(groups), dtype=torch.float64, device=x_R.device).index_add_(0, index_R, x_R.double())
-    return total_G[index_R] / group_size(group_R)
+    _, index_R, size_G = torch.unique(group_R, return_inverse=True, return_counts=True)
+    total_G = torch.zeros(len(size_G), dtype=torch.float64).index_add_(0, index_R, x_R.double())
+    return (total_G / size_G)[index_R]
 
 
 def std_within(x_R: Tensor, group_R: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Credit through time: a rollout's trainable tokens in turn order, with prompts and tool output transparent.
 
 The reward arrives at the last trainable token. The end of a rollout is terminal: nothing is bootstrapped beyond it,
-also when the rollout was truncated.
+also when the rollout was truncated. The letter M here: the trainable ones among the N sampled tokens, in order.
 """
 
 from __future__ import annotations

@@ -1,0 +1,5 @@
+"""Evidence: `async (rollouts, Batch, Services) -> {column: Tensor}`, what credit and objectives read besides rewards."""
+
+from whippletree.evidence.scored import reference_logps, returns, trainer_logps, values
+
+__all__ = ["reference_logps", "returns", "trainer_logps", "values"]
