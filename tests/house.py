@@ -56,8 +56,8 @@ def imported(path: str, text: str) -> Iterator[tuple[int, str]]:
 def floor(name: str) -> tuple[int, str]:
     """(storey, room) of a dotted name: 0 types, 1 a part folder, 2 codec, 3 methods, 4 loop and all that runs it."""
     room = [*name.split("."), ""][1]
-    if room in ("types", "__version__", ""):
-        return 0, room
+    if room in ("types", "batch", "__version__", ""):
+        return 0, "types"
     if room == "codec":
         return 2, room
     if room == "methods":
