@@ -1,0 +1,11 @@
+"""How an agent is started: an async Python function, or a command in a scratch folder; many of them at once.
+
+A harness that returns a reward returns a number (channel "reward"), a mapping of channels, or a mapping with "info".
+"""
+
+from whippletree.harness.command import CommandHarness
+from whippletree.harness.function import FunctionHarness, load_agent
+from whippletree.harness.outcome import Harness, Outcome
+from whippletree.harness.pool import Session, run_all
+
+__all__ = ["CommandHarness", "FunctionHarness", "Harness", "Outcome", "Session", "load_agent", "run_all"]
