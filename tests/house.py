@@ -81,17 +81,20 @@ def upward_imports(path: str, text: str) -> list[str]:
 
 
 def borrowed_from_methods(path: str, text: str) -> list[str]:
-    """A method takes another method's METHOD and nothing else of it."""
+    """A method takes another method's METHOD and nothing else of it; `methods/_x.py` is no method and may be used."""
     if method_name(path) is None:
         return []
     prefix = f"{PACKAGE}.methods."
     taken = [(line, name.removeprefix(prefix)) for line, name in imported(path, text) if name.startswith(prefix)]
-    found = [f"{path}:{line} imports {n}" for line, n in taken if "." in n and n.split(".")[1] != "METHOD"]
+    found = [
+        f"{path}:{line} imports {n}" for line, n in taken if "." in n and n[0] != "_" and n.split(".")[1] != "METHOD"
+    ]
     aliases = {
         alias.asname or alias.name
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ImportFrom) and node.module == prefix.rstrip(".")
         for alias in node.names
+        if alias.name[0] != "_"
     }
     uses = [
         (node.lineno, node.value.id, node.attr)

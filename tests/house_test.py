@@ -130,8 +130,15 @@ def test_a_method_that_borrows_a_function_is_caught(text: str) -> None:
     assert len(house.borrowed_from_methods(METHOD, text)) == 1
 
 
-def test_a_method_may_start_from_another_method() -> None:
-    text = "from whippletree.methods import rloo\nfrom whippletree.methods.grpo import METHOD\nx = rloo.METHOD.but()"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from whippletree.methods import rloo\nx = rloo.METHOD.but()",
+        "from whippletree.methods.grpo import METHOD as GRPO",
+        "from whippletree.methods import _toy\nfrom whippletree.methods._tables import row\nx = _toy.chain",
+    ],
+)
+def test_a_method_may_start_from_another_and_use_what_all_share(text: str) -> None:
     assert house.borrowed_from_methods(METHOD, text) == []
 
 

@@ -47,7 +47,7 @@ class Batch:
         columns = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
         for name, tensor in {**columns, **self.extra}.items():
             for axis, letter in enumerate(shape_letters(name)):
-                if letter in sizes and tensor.shape[axis] != sizes[letter]:
+                if letter in sizes and tensor.shape[axis : axis + 1] != (sizes[letter],):
                     raise ValueError(
                         f"column {name} must have {sizes[letter]} entries on axis {axis} ({letter}), but its shape is "
                         f"{tuple(tensor.shape)}"
@@ -112,10 +112,16 @@ class Batch:
         return replace(self, extra={**self.extra, **columns})
 
     def select(self, rollouts: Tensor) -> Batch:
-        """The sub-batch of these rollouts (indices [R'] in the wanted order, or a bool mask [R]), renumbered."""
+        """The sub-batch of these rollouts, renumbered: indices [R'] in the wanted order, or a bool mask [R].
+
+        Raises:
+            ValueError: the mask does not have one entry for each rollout.
+        """
+        if rollouts.dtype == torch.bool and len(rollouts) != self.rollouts:
+            raise ValueError(f"a mask needs one entry for each of {self.rollouts} rollouts, but it has {len(rollouts)}")
         rollout_R = rollouts.nonzero()[:, 0] if rollouts.dtype == torch.bool else rollouts
-        turn_K = _members(self.rollout_K, rollout_R, self.rollouts)
-        token_N = _members(self.turn_N, turn_K, self.turns)
+        turn_K, rollout_K = _members(self.rollout_K, rollout_R, self.rollouts)
+        token_N, turn_N = _members(self.turn_N, turn_K, self.turns)
         index = {"R": rollout_R, "K": turn_K, "N": token_N}
 
         def pick(name: str, tensor: Tensor) -> Tensor:
@@ -125,13 +131,8 @@ class Batch:
         columns: dict[str, Any] = {
             f.name: pick(f.name, getattr(self, f.name)) for f in fields(self) if f.name.endswith(("_R", "_N", "_RC"))
         }
-        rank_R = torch.empty(self.rollouts, dtype=torch.int64).index_copy_(0, rollout_R, torch.arange(len(rollout_R)))
-        rank_K = torch.empty(self.turns, dtype=torch.int64).index_copy_(0, turn_K, torch.arange(len(turn_K)))
-        return replace(
-            self,
-            **{**columns, "turn_N": rank_K[self.turn_N[token_N]], "rollout_K": rank_R[self.rollout_K[turn_K]]},
-            extra={name: pick(name, tensor) for name, tensor in self.extra.items()},
-        )
+        extra = {name: pick(name, tensor) for name, tensor in self.extra.items()}
+        return replace(self, **{**columns, "rollout_K": rollout_K, "turn_N": turn_N}, extra=extra)
 
     @classmethod
     def of(
@@ -170,7 +171,7 @@ class Batch:
             version_N=torch.repeat_interleave(torch.tensor([t.version for t in turns], dtype=torch.int64), lengths),
             reward_RC=torch.tensor(rewards, dtype=torch.float32),
             channels=names,
-            weight_C=torch.tensor([(weights or {}).get(name, 1.0) for name in names]),
+            weight_C=torch.tensor([(weights or {}).get(name, 1.0) for name in names], dtype=torch.float32),
         )
 
     def save(self, path: str | Path) -> None:
@@ -197,10 +198,14 @@ def shape_letters(name: str) -> str:
     return letters if letters.isupper() and letters.isalpha() else ""
 
 
-def _members(owner: Tensor, chosen: Tensor, owners: int) -> Tensor:
-    """Indices of the members of the chosen owners, in the order of the chosen; `owner` must not decrease."""
+def _members(owner: Tensor, chosen: Tensor, owners: int) -> tuple[Tensor, Tensor]:
+    """Members of the chosen owners, in the order of the chosen, and which of the chosen owns each.
+
+    `owner` must not decrease, so that the members of one owner are a range.
+    """
     size = torch.bincount(owner, minlength=owners)
-    start = size.cumsum(0) - size
-    size, start = size[chosen], start[chosen]
-    within = torch.arange(int(size.sum())) - torch.repeat_interleave(size.cumsum(0) - size, size)
-    return torch.repeat_interleave(start, size) + within
+    start = (size.cumsum(0) - size)[chosen]
+    size = size[chosen]
+    rank = torch.repeat_interleave(torch.arange(len(chosen), device=owner.device), size)
+    within = torch.arange(len(rank), device=owner.device) - (size.cumsum(0) - size)[rank]
+    return start[rank] + within, rank

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 
@@ -14,7 +15,8 @@ def to_json(value: Any) -> Any:
     """JSON of a noun, with functions as `module:name` and partials with their keywords. Inverse of `from_json`.
 
     Raises:
-        ValueError: a function has no importable name (a lambda or a closure), so it could not be found again.
+        ValueError: a function has no importable name (a lambda, a closure, a method of one object), so it could not be
+            found again; or a map has a key that is not a string, which JSON would turn into one.
     """
     if isinstance(value, partial):
         return {"partial": to_json(value.func), "args": to_json(list(value.args)), "keywords": to_json(value.keywords)}
@@ -25,6 +27,8 @@ def to_json(value: Any) -> Any:
     if isinstance(value, list):
         return [to_json(item) for item in value]
     if isinstance(value, Mapping):
+        if changed := [key for key in value if not isinstance(key, str)]:
+            raise ValueError(f"keys of a map in JSON are strings, but got {changed[:3]!r}: write them as strings")
         return {"map": {key: to_json(item) for key, item in value.items()}}
     if is_dataclass(value) and not isinstance(value, type):
         return {_reference(type(value)): {f.name: to_json(getattr(value, f.name)) for f in fields(value)}}
@@ -54,21 +58,32 @@ def from_json(value: Any) -> Any:
     }
     if key in plain:
         return plain[key](inner)
-    return _find(key)(**{name: from_json(item) for name, item in inner.items()})
+    noun = _find(key)
+    if not (isinstance(noun, type) and is_dataclass(noun)):
+        raise ValueError(f"only nouns are made from JSON, but {key!r} is not a dataclass")
+    return noun(**{name: from_json(item) for name, item in inner.items()})
 
 
 def _reference(value: Any) -> str:
-    name = f"{value.__module__}:{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
-    if "<" in name:
-        raise ValueError(f"only importable functions can be written as JSON, but {name} is a lambda or a closure")
-    return name
+    module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", "<no name>")
+    owner = getattr(value, "__self__", None)
+    if module is None or "<" in path or not (owner is None or isinstance(owner, type | ModuleType)):
+        raise ValueError(
+            f"only importable functions can be written as JSON, but {value!r} is a lambda, a closure or a method of "
+            f"one object: write it as a function of a module, with functools.partial for its settings"
+        )
+    return f"{module}:{path}"
 
 
 def _find(name: str) -> Any:
+    package = __name__.split(".")[0]
     module, _, path = name.partition(":")
-    if module.split(".")[0] != __name__.split(".")[0]:
-        raise ValueError(f"only names of {__name__.split('.')[0]} are loaded from JSON, but got {name!r}")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
+    found: Any = None
+    if module.split(".")[0] == package:
+        found = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    # what a module of ours merely imported (`codec:importlib.import_module`) is foreign code too
+    if str(getattr(found, "__module__", "")).split(".")[0] != package:
+        raise ValueError(f"only names of {package} are loaded from JSON, but got {name!r}")
     return found
