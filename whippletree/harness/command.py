@@ -29,9 +29,9 @@ class CommandHarness:
         OPENAI_BASE_URL, OPENAI_API_KEY             WHIPPLETREE_TASK  path of a JSON file with the task
 
     and what `env` adds or replaces. The command may leave its rewards in `reward.json` in the scratch folder: a
-    number, or an object of channels (see `outcome_of`); an agent whose model can write files there can write its own
-    reward, so such an agent is better scored by a reward that reads the turns. Exit code and the last 8 KB of stdout and stderr are in
-    `info`. A command that exits with anything but 0 failed.
+    number, or an object of channels (see `outcome_of`). An agent whose model can write files there can write its own
+    reward; score such an agent by a reward that reads the turns. Exit code and the last 8 KB of stdout and stderr are
+    in `info`. A command that exits with anything but 0 failed.
 
     Raises:
         ValueError: the command is empty, a limit is not positive, or `env` replaces what the gateway needs.

@@ -163,5 +163,5 @@ async def test_memory_is_limited():
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any]):
-    with pytest.raises(ValueError, match="needs a command|must be above 0|are set for each one"):
+    with pytest.raises(ValueError, match=r"needs a command|must be above 0|are set for each one"):
         CommandHarness(**settings)

@@ -27,7 +27,7 @@ def server(status: int) -> Iterator[str]:
     """A gateway that answers every request with this status."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 - the library's name
+        def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             body = json.dumps({"error": {"message": "scripted"}}).encode()
             self.send_response(status)

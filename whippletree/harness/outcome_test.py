@@ -21,7 +21,7 @@ def test_a_nan_is_kept_for_the_scorer_to_name():
 
 @pytest.mark.parametrize("returned", ["1.0", [1.0], {"correct": "yes"}, {"info": 3}, {1: 1.0}, object()])
 def test_anything_else_is_refused(returned: object):
-    with pytest.raises(ValueError, match="must be a mapping|an agent returns"):
+    with pytest.raises(ValueError, match=r"must be a mapping|an agent returns"):
         outcome_of(returned)
 
 

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whippletree.tasks import asked, disjoint, load
+from whippletree.types import Task
+
+
+def ask(name: str, text: str) -> Task:
+    return Task(name, ({"role": "user", "content": text},))
+
+
+def test_what_is_held_out_leaves_the_training_set_whatever_its_id():
+    train = [ask("1", "a"), ask("2", "b"), ask("3", "a"), ask("4", "c")]
+    assert disjoint(train, [ask("x", "a")]) == [train[1], train[3]]
+    assert disjoint(train, []) == train
+
+
+def test_tasks_without_messages_ask_by_their_columns():
+    assert asked(Task("1", columns={"repository": "r", "issue": 3})) == asked(
+        Task("2", columns={"issue": 3, "repository": "r"})
+    )
+    assert asked(Task("1", columns={"issue": 3})) != asked(Task("1", columns={"issue": 4}))
+
+
+def test_a_key_of_one_s_own_decides():
+    train, held_out = [ask("1", "A"), ask("2", "b")], [ask("x", "a")]
+    assert disjoint(train, held_out, key=lambda task: task.messages[0]["content"].lower()) == train[1:]
+
+
+def test_an_empty_training_set_is_refused():
+    with pytest.raises(ValueError, match="all 1 training tasks"):
+        disjoint([ask("1", "a")], [ask("x", "a")])
+
+
+def test_a_recipe_s_table_is_loaded_by_its_kind(tmp_path: Path):
+    (tmp_path / "t.jsonl").write_text('{"prompt": "x"}')
+    assert load({"kind": "jsonl", "path": str(tmp_path / "t.jsonl")}) == [
+        Task("t:1", ({"role": "user", "content": "x"},))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({}, r"one of \['hub', 'jsonl', 'reasoning_gym'\], but got None"),
+        ({"kind": "csv"}, "but got 'csv'"),
+        ({"kind": "jsonl"}, "missing a required argument: 'path'"),
+        ({"kind": "jsonl", "path": "x", "shuffle": True}, "unexpected keyword argument 'shuffle'"),
+        ({"kind": "reasoning_gym", "dataset": "chain_sum", "seed": 1}, "missing a required argument: 'size'"),
+    ],
+)
+def test_a_table_that_fits_no_kind_is_refused(spec: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        load(spec)
