@@ -13,7 +13,7 @@ from whippletree.types import Batch
 
 def group_size(group_R: Tensor) -> Tensor:
     """[R] how many rollouts stand in each rollout's group."""
-    _, index_R, size_G = torch.unique(group_R, return_inverse=True, return_counts=True)
+    index_R, size_G = _groups(group_R)
     return size_G[index_R]
 
 
@@ -22,7 +22,7 @@ def mean_within(x_R: Tensor, group_R: Tensor) -> Tensor:
 
     In float64 the sum of equal float32 numbers is exact, so equal rewards are exactly their mean.
     """
-    _, index_R, size_G = torch.unique(group_R, return_inverse=True, return_counts=True)
+    index_R, size_G = _groups(group_R)
     total_G = torch.zeros(len(size_G), dtype=torch.float64).index_add_(0, index_R, x_R.double())
     return (total_G / size_G)[index_R]
 
@@ -53,3 +53,9 @@ def on_tokens(advantage_R: Tensor, batch: Batch) -> Tensor:
     """[N] float32: the number of each token's rollout, 0 on tokens that may not train."""
     advantage_N = advantage_R.float()[batch.rollout_N]
     return torch.where(batch.trainable_N, advantage_N, 0.0)
+
+
+def _groups(group_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Each rollout's group numbered from 0 [R], and the size of each group [G]."""
+    _, index_R, size_G = torch.unique(group_R, return_inverse=True, return_counts=True)
+    return index_R, size_G

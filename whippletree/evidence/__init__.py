@@ -1,4 +1,4 @@
-"""Evidence: `async (rollouts, Batch, Services) -> {column: Tensor}`, what credit and objectives read besides rewards."""
+"""Evidence: `async (rollouts, Batch, Services) -> {column: Tensor}`, what is read besides rewards."""
 
 from whippletree.evidence.scored import reference_logps, returns, trainer_logps, values
 

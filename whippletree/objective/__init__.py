@@ -3,11 +3,11 @@
 from whippletree.objective.addons import kl_penalty, with_entropy, with_kl, with_value
 from whippletree.objective.correction import engine_weight, truncated_importance
 from whippletree.objective.diagnostics import diagnose
-from whippletree.objective.policy import cispo, clipped_ratio, policy_gradient, sequence_ratio
+from whippletree.objective.policy import clipped_ratio, clipped_weight, policy_gradient, sequence_ratio
 
 __all__ = [
-    "cispo",
     "clipped_ratio",
+    "clipped_weight",
     "diagnose",
     "engine_weight",
     "kl_penalty",

@@ -73,7 +73,7 @@ def _trainer_logps(batch: Batch) -> Tensor:
     logp_N = batch.column("logp_train_N")
     if logp_N[batch.trainable_N].isnan().any():
         raise ValueError(
-            "the correction needs the trainer's log-prob of every trainable token, but logp_train_N has NaN among them; "
+            "the correction needs the trainer's log-prob of every trainable token, but logp_train_N has NaN there; "
             "such tokens would silently stop training: score them again"
         )
     return logp_N

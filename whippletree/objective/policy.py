@@ -74,7 +74,7 @@ def sequence_ratio(
     return _clipped(ratio_N, masked(advantage_N, batch), low=low, high=high, dual=None)
 
 
-def cispo(
+def clipped_weight(
     forward: Forward,
     advantage_N: Tensor,
     batch: Batch,
