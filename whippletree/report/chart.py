@@ -34,7 +34,7 @@ class Axis:
     log: bool = False
 
 
-def chart(lines: Sequence[Line], axis: Axis, *, label: str, width: int = 480, height: int = 230) -> str:
+def chart(lines: Sequence[Line], axis: Axis, *, label: str, width: int = 420, height: int = 220) -> str:
     """An `<svg>` of these lines over steps; its colours and fonts are the page's (`style.CHART`)."""
     lines = [_positive(line) for line in lines] if axis.log else lines
     lines = [line for line in lines if line.points]
@@ -122,7 +122,7 @@ def _scale(low: float, high: float, start: float, end: float) -> Scale:
 def _grid(levels: Sequence[float], at: Scale, axis: Axis, width: int) -> str:
     return "".join(
         f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{at(y):.1f}" y2="{at(y):.1f}"/>'
-        f'<text x="{LEFT - 8}" y="{at(y) + 4:.1f}" text-anchor="end">{escape(axis.form(y))}</text>'
+        f'<text x="{LEFT - 8}" y="{at(y) + 4:.1f}" text-anchor="end">{escape(axis.form(y).replace("-", "−"))}</text>'
         for y in levels
     )
 
@@ -161,5 +161,5 @@ def _legend(lines: Sequence[Line]) -> str:
     for line in lines:
         drawn.append(f'<line class="line s{line.colour}" x1="{x}" x2="{x + 16}" y1="12" y2="12"/>')
         drawn.append(f'<text class="name" x="{x + 22}" y="16">{escape(line.name)}</text>')
-        x += 40 + 6.6 * len(line.name)  # of a letter, about
+        x += 42 + 7 * len(line.name)  # of a letter, about
     return "".join(drawn)

@@ -41,7 +41,7 @@ CURVES = (
         "Log-prob drift",
         "|training − sampling|, nats",
         {"logp_drift/mean": "mean", "logp_drift/max": "greatest"},
-        Axis(form="{:.0e}".format, log=True),
+        Axis(log=True),
     ),
 )
 

@@ -66,8 +66,8 @@ def verdict(summary: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str]:
         (first, start), (last, end) = rewards[0], rewards[-1]
         return f"Reward went from {start:.3g} at step {first:g} to {end:.3g} at step {last:g}.", "Not yet measured."
     went = "rose" if after > before else "fell" if after < before else "stayed"
-    start, end = _written(before, m=summary), _written(after, m=summary)
-    between = f"at {end}" if after == before else f"from {start} to {end}"
+    old, new = _written(before, m=summary), _written(after, m=summary)
+    between = f"at {new}" if after == before else f"from {old} to {new}"
     return f"{_measure(summary)} {went} {between}.", _sureness(summary)
 
 
@@ -76,10 +76,10 @@ def _sureness(summary: Mapping[str, Any]) -> str:
         apart = change[0] > 0 or change[1] < 0
         means = "" if apart else ", which includes zero: this run shows no change"
         return f"95 % interval of the change: {_written(*change, m=summary, change=True)}{means}."
-    before, after = summary.get("before_interval"), summary.get("after_interval")
-    if not before or not after:
+    old, new = summary.get("before_interval"), summary.get("after_interval")
+    if not old or not new:
         return "No interval was computed, so chance is not ruled out."
-    apart = before[1] < after[0] or after[1] < before[0]
+    apart = old[1] < new[0] or new[1] < old[0]
     return "The 95 % intervals " + ("do not overlap." if apart else "overlap, so chance is not ruled out.")
 
 
@@ -107,20 +107,20 @@ def _table(summary: Mapping[str, Any]) -> str:
     measured = [m for m in (summary, *summary.get("measures", ())) if m.get("before") is not None]
     if not measured:
         return ""
-    head = "<tr><th scope=col>measure</th><th scope=col>before</th><th scope=col>after</th><th scope=col>change</th>"
+    names = ("measure", "before", "after", "change", "both with their intervals")
+    head = "".join(f"<th scope=col>{name}</th>" for name in names)
     body = "".join(map(_table_row, measured))
+    table = f"<table class=compare><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     note = "<p class=lead>Intervals are 95 %. In the picture orange is before, blue is after.</p>"
-    picture = "<th scope=col>both with their intervals</th>"
-    return (
-        f"{note}<div class='card scroll'><table><thead>{head}{picture}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    return f"{note}<div class='card scroll'>{table}</div>"
 
 
 def _table_row(m: Mapping[str, Any]) -> str:
     before, after = m["before"], m.get("after")
     change = None if after is None else after - before
-    cells = [_number(before, m.get("before_interval"), m), _number(after, m.get("after_interval"), m)]
-    cells += [_number(change, m.get("difference_interval"), m, change=True)]
+    columns = [("before", before, "before_interval"), ("after", after, "after_interval")]
+    columns += [("change", change, "difference_interval")]
+    cells = [_number(name, value, m.get(interval), m) for name, value, interval in columns]
     sides = [(m[side], m.get(f"{side}_interval")) for side in ("before", "after") if m.get(side) is not None]
     strip = [(value, *(interval or (value, value))) for value, interval in sides]
     axis = Axis(form=percent, ends=(0, 1)) if _is_share(m) else Axis()
@@ -128,13 +128,12 @@ def _table_row(m: Mapping[str, Any]) -> str:
     return f"<tr><th scope=row>{escape(_measure(m))}</th>{''.join(cells)}</tr>"
 
 
-def _number(
-    value: float | None, interval: Sequence[float] | None, m: Mapping[str, Any], *, change: bool = False
-) -> str:
+def _number(column: str, value: float | None, interval: Sequence[float] | None, m: Mapping[str, Any]) -> str:
     if value is None:
-        return "<td>–</td>"
+        return f"<td data-column={column}>–</td>"
+    change = column == "change"
     small = f"<small>{escape(_written(*interval, m=m, change=change))}</small>" if interval else ""
-    return f"<td><b>{escape(_written(value, m=m, change=change))}</b>{small}</td>"
+    return f"<td data-column={column}><b>{escape(_written(value, m=m, change=change))}</b>{small}</td>"
 
 
 def _measure(m: Mapping[str, Any]) -> str:
@@ -161,7 +160,7 @@ def _curves(rows: Sequence[Row]) -> str:
 def _time(rows: Sequence[Row]) -> str:
     """Mean seconds of a step in each phase; `other` is what of `step_time` no phase accounts for."""
     timed = [row for row in rows if isinstance(row.get("step_time"), int | float)]
-    if not timed:
+    if not any(key.startswith("time/") for row in timed for key in row):
         return ""
     named = list(PHASES) + sorted({k[5:] for row in timed for k in row if k.startswith("time/")} - set(PHASES))
     seconds = {name: sum(row.get(f"time/{name}") or 0.0 for row in timed) / len(timed) for name in named}

@@ -19,9 +19,9 @@ def rollout_view(rollout: Rollout, advantages: Sequence[Sequence[float]], decode
 
         {title, reward, rewards, ending, segments: [{kind, text, tokens: [{text, logp, advantage}]}]}
 
-    `kind` is "prompt" or "sampled". `advantages` holds one list a turn, one number a sampled token; NaN, as an unknown log-prob, becomes null: that
-    token was not trained. `reward` is the sum of the channels that apply. A turn's prompt is shown from where the
-    turn before ended, if it begins with it.
+    `kind` is "prompt" or "sampled". `advantages` holds one list a turn, one number a sampled token; NaN, as an
+    unknown log-prob, becomes null: that token was not trained. `reward` is the sum of the channels that apply. A
+    turn's prompt is shown from where the turn before ended, if it begins with it.
 
     Raises:
         ValueError: the advantages are not one for each sampled token.

@@ -45,7 +45,7 @@ th { text-align: left; font-weight: 500; color: var(--soft); font-size: .85rem; 
 th, td { padding: 9px 22px 9px 0; border-bottom: 1px solid var(--rule); vertical-align: middle; }
 tr:last-child > * { border-bottom: 0; } tbody th { color: var(--ink); font-size: 1rem; }
 td b { font-size: 1.15rem; } td small { color: var(--soft); display: block; white-space: nowrap; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 16px; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)); gap: 16px; }
 figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: 6px; }
 figcaption small { font-weight: 400; color: var(--soft); margin-left: .4em; }
 figure svg { display: block; width: 100%; height: auto; }
@@ -81,9 +81,16 @@ summary span { font-weight: 400; color: var(--soft); margin-left: .8em; } detail
     )
     + """
 pre { margin: 0; overflow-x: auto; font: .86rem/1.6 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
-.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 16px; align-items: start; }
+.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 16px;
+  align-items: start; }
 h3 { font-size: .95rem; margin: 0 0 .6em; } footer { color: var(--soft); font-size: .85rem; margin-top: 3em; }
 :focus-visible { outline: 3px solid var(--c0); outline-offset: 2px; }
+@media (max-width: 640px) { figure svg text { font-size: 14px; } .compare thead { display: none; }
+  .compare tr { display: grid; grid-template-columns: repeat(3, auto); gap: 0 14px; padding: 12px 0; }
+  .compare tr + tr { border-top: 1px solid var(--rule); } .compare :is(th, td) { border: 0; padding: 4px 0; }
+  .compare th, .compare td:last-child { grid-column: 1 / -1; } .compare td small { white-space: normal; }
+  .compare td[data-column]::before { content: attr(data-column); display: block; color: var(--soft);
+    font-size: .8rem; } }
 @media print { details > * { display: block; } .card { break-inside: avoid; } }
 """
 )
