@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -32,6 +33,7 @@ SHOWN = (
 )
 BLOCKS = "▁▂▃▄▅▆▇█"
 CELL = 25  # columns of the terminal for one metric with its label
+SPARK = 12  # steps in the small curve of a plain line
 RECENT = 10  # steps whose mean time foretells the rest
 
 
@@ -51,7 +53,8 @@ class View:
         console: Console | None = None,
     ) -> None:
         self.title, self.total_steps, self.header = title, total_steps, dict(header or {})
-        self.console = console or Console()
+        # asked of the stream itself: FORCE_COLOR in a CI job makes no terminal of its log
+        self.console = console or Console(force_terminal=sys.stdout.isatty())
         self.done = 0
         self.running = (0, 0)  # rollouts of the running step: finished, all
         self.metrics: Mapping[str, Any] = {}
@@ -84,7 +87,8 @@ class View:
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A step is done; `metrics` is what was logged of it."""
-        self.done, self.metrics, self.running = step, metrics, (0, self.running[1])
+        self.done, self.metrics = step, metrics
+        self.running = (0, self.running[1]) if step < self.total_steps else self.running
         self.latest = {**self.latest, **metrics}
         if "reward" in metrics:
             self.rewards.append(_number(metrics, "reward"))
@@ -107,7 +111,7 @@ class View:
         """The last step as one line of plain text."""
         width = len(str(self.total_steps))
         cells = [f"{label} {text}" for label, text in written(self.metrics)]
-        spark = [sparkline(self.rewards, width=12)] if self._blocks else []
+        spark = [f"{sparkline(self.rewards, width=SPARK):<{SPARK}}"] if self._blocks else []
         left = [f"{self.left} left"] if self.left and self.done < self.total_steps else []
         return "  ".join([f"step {self.done:>{width}}/{self.total_steps}", *spark, *cells, *left])
 

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -26,9 +29,16 @@ def test_a_log_gets_one_plain_line_a_step() -> None:
     title, header, first, note, second = out.getvalue().splitlines()
     assert (title, header.split(), note) == ("quickstart", ["model", "tiny"], "[saved] checkpoint")
     # 19 steps of 5 s are 95 s; of the two spreads only the one that is there is written
-    assert first == "step  1/20  ▄  reward 0.500  spread 0.250  equal groups 12%  s/step 5.0  1:35 left"
-    assert second.startswith("step  2/20  ▄   reward –  spread")
+    assert first == "step  1/20  ▄             reward 0.500  spread 0.250  equal groups 12%  s/step 5.0  1:35 left"
+    assert second.startswith("step  2/20  ▄             reward –  spread")
     assert "\x1b" not in out.getvalue()
+
+
+def test_colour_that_is_forced_makes_no_terminal_of_a_log() -> None:
+    code = "from whippletree.report.terminal import View\nwith View('t', 2) as view: view.step(1, {'kl': 0.5})"
+    env = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm"}
+    out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines() == ["t", f"step 1/2  {'':12}  kl 0.5"]
 
 
 def test_a_long_line_is_never_wrapped_in_a_log() -> None:
