@@ -43,7 +43,7 @@ def discover() -> dict[str, Method]:
 
 
 def card(name: str) -> Json:
-    """What the command line shows of a method: its paper, files, parts with `file:line` and settings, and departures."""
+    """What the command line shows of a method: paper, files, parts with `file:line` and settings, departures."""
     method = load(name)
     slots = {slot: [_part(part) for part in _parts(getattr(method, slot))] for slot in SLOTS}
     test = Path(__file__).with_name(f"{name}_test.py")

@@ -1,7 +1,7 @@
 """A toy on which methods learn in a moment: two turns of two tokens, paid for the share of one symbol.
 
-The policy is a table of logits, one row a place (letter P), so the expected reward is known exactly. Rollouts, turns and
-evidence take the same way as in a run; the letters of prompts only say which turn it is.
+The policy is a table of logits, one row a place (letter P), so the expected reward is known exactly. Rollouts, turns
+and evidence take the same way as in a run; the length of a prompt only says which turn it is.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ BATCH = WORKED
 ROOT = 1 / 2**0.5
 
 
-def test_the_gradient_on_policy_by_hand():
+def test_the_gradient_on_policy_by_hand() -> None:
     # on policy the weight is 1: minus the advantage over the 9 tokens of the batch
     forward = forward_of(BATCH.logp_old_N)
     loss_N = METHOD.objective(forward, METHOD.credit(BATCH), BATCH)
@@ -20,7 +20,7 @@ def test_the_gradient_on_policy_by_hand():
     torch.testing.assert_close(gradient(forward, loss_N, METHOD.average(BATCH)), expected_N)
 
 
-def test_a_token_far_from_its_sampler_keeps_its_gradient_with_a_weight_of_at_most_5():
+def test_a_token_far_from_its_sampler_keeps_its_gradient_with_a_weight_of_at_most_5() -> None:
     # ratios 3, 8 and 1/100: weights 3, 5 and 1/100 (no lower bound), times minus the advantage
     batch = table([[3]], rewards=[1.0], old=10 * HALF)
     forward = forward_of(batch.logp_old_N + torch.tensor([3.0, 8.0, 0.01]).log())
@@ -28,7 +28,7 @@ def test_a_token_far_from_its_sampler_keeps_its_gradient_with_a_weight_of_at_mos
     torch.testing.assert_close(gradient(forward, loss_N), torch.tensor([-3.0, -5.0, 0.01]))
 
 
-def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated():
+def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated() -> None:
     # chance is 1/4
     assert learn(METHOD) > 0.9
     assert learn(METHOD.but(credit=partial(negated, credit=METHOD.credit))) < 0.05

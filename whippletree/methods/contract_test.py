@@ -111,13 +111,13 @@ LAWS: dict[str, Law] = {
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_obeys_every_law_that_it_is_not_excused_from(name: str, law: str):
+def test_a_method_obeys_every_law_that_it_is_not_excused_from(name: str, law: str) -> None:
     if law not in METHODS[name].excused:
         LAWS[law](METHODS[name], example(name))
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_an_excuse_names_a_law_that_is_broken_and_is_argued(name: str):
+def test_an_excuse_names_a_law_that_is_broken_and_is_argued(name: str) -> None:
     for law in METHODS[name].excused:
         assert "xcused" in METHODS[name].differs, f"{name} does not argue in `differs` why it is excused"
         with pytest.raises(AssertionError):
@@ -125,7 +125,7 @@ def test_an_excuse_names_a_law_that_is_broken_and_is_argued(name: str):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_worked_example_of_a_method_can_show_a_broken_law(name: str):
+def test_the_worked_example_of_a_method_can_show_a_broken_law(name: str) -> None:
     batch = example(name)
     rewards = {int(g): batch.reward_R[batch.group_R == g] for g in batch.group_R.unique()}
     assert len(rewards) >= 2 and all(len(reward_G.unique()) > 1 for reward_G in rewards.values())
@@ -134,7 +134,7 @@ def test_the_worked_example_of_a_method_can_show_a_broken_law(name: str):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_says_where_it_is_from_and_can_be_written_as_json(name: str):
+def test_a_method_says_where_it_is_from_and_can_be_written_as_json(name: str) -> None:
     written = json.dumps(to_json(METHODS[name]))
     assert json.dumps(to_json(from_json(json.loads(written)))) == written
     assert METHODS[name].differs and METHODS[name].paper.title
@@ -185,7 +185,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_part_is_caught(what: str):
+def test_a_broken_part_is_caught(what: str) -> None:
     law, method = BROKEN[what]
     law(SOUND, numbered(WORKED))
     with pytest.raises(AssertionError):
@@ -195,13 +195,13 @@ def test_a_broken_part_is_caught(what: str):
 # ---- the folder is the list -------------------------------------------------------------------------------------
 
 
-def test_the_folder_is_the_list_without_helpers_and_tests():
+def test_the_folder_is_the_list_without_helpers_and_tests() -> None:
     assert list(METHODS) == names() == sorted(names()) and names()
     assert not any(name.startswith("_") or name.endswith("_test") for name in names())
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_card_tells_paper_files_and_the_line_of_each_part(name: str):
+def test_a_card_tells_paper_files_and_the_line_of_each_part(name: str) -> None:
     told = card(name)
     assert told["file"].endswith(f"methods/{name}.py") and told["test"].endswith(f"methods/{name}_test.py")
     parts = [part for slot in ("credit", "objective", "average") for part in told["slots"][slot]]
@@ -211,7 +211,7 @@ def test_a_card_tells_paper_files_and_the_line_of_each_part(name: str):
             assert f"def {part['name']}(" in file.read().splitlines()[int(line) - 1]
 
 
-def test_an_unknown_method_is_refused_with_the_known_ones():
+def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=f"no method 'grop'.*{names()[0]}"):
         load("grop")
     with pytest.raises(ValueError, match="no method '_toy'"):

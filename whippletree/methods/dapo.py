@@ -52,6 +52,6 @@ METHOD = Method(
     average=token_mean,
     accept=rewards_differ,
     differs="the mean is over the tokens of the whole batch, not of one group, so groups weigh by their tokens; "
-    "dynamic sampling asks whether rewards differ, which for the paper's rewards of -1 and 1 is its test; `overlong` is a "
-    "channel that a recipe adds to its reward, and measures the longest turn, as a budget is that of a turn",
+    "dynamic sampling asks whether rewards differ, which for the paper's rewards of -1 and 1 is its test; `overlong` "
+    "is a channel that a recipe adds to its reward, and measures the longest turn, as a budget is that of a turn",
 )

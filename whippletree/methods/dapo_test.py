@@ -19,7 +19,7 @@ def rollout_of(*lengths: int) -> Rollout:
     return Rollout("r", Task("t"), "g", turns=tuple(turns))
 
 
-def test_the_gradient_on_policy_by_hand():
+def test_the_gradient_on_policy_by_hand() -> None:
     # every one of the 9 tokens of the batch counts 1/9
     forward = forward_of(BATCH.logp_old_N)
     loss_N = METHOD.objective(forward, METHOD.credit(BATCH), BATCH)
@@ -27,7 +27,7 @@ def test_the_gradient_on_policy_by_hand():
     torch.testing.assert_close(gradient(forward, loss_N, METHOD.average(BATCH)), expected_N)
 
 
-def test_the_clip_is_higher_above_than_below():
+def test_the_clip_is_higher_above_than_below() -> None:
     # rho 1.25 is within 1.28, rho 1.3 is not; for bad tokens rho 0.81 is within 0.8, rho 0.79 is not
     batch = table([[2], [2]], rewards=[1.0, 0.0], old=HALF)
     forward = forward_of(batch.logp_old_N + torch.tensor([1.25, 1.3, 0.81, 0.79]).log())
@@ -36,7 +36,7 @@ def test_the_clip_is_higher_above_than_below():
     torch.testing.assert_close(gradient(forward, loss_N), torch.tensor([-1.25, 0.0, 0.81, 0.0]))
 
 
-def test_a_group_enters_only_if_its_rewards_differ():
+def test_a_group_enters_only_if_its_rewards_differ() -> None:
     assert METHOD.accept is rewards_differ
     assert rewards_differ(torch.tensor([1.0, 0.0, 1.0]))
     assert not rewards_differ(torch.tensor([1.0, 1.0]))
@@ -49,21 +49,21 @@ def test_a_group_enters_only_if_its_rewards_differ():
     # limit 10, cache 4: free up to 6, then -1/4 a token, -1 at 10 and beyond; the longest turn decides
     [((6,), 0.0), ((7,), -0.25), ((9, 2), -0.75), ((10,), -1.0), ((30,), -1.0), ((5, 5, 5), 0.0), ((), 0.0)],
 )
-async def test_an_overlong_turn_is_punished_softly(lengths: tuple[int, ...], penalty: float):
+async def test_an_overlong_turn_is_punished_softly(lengths: tuple[int, ...], penalty: float) -> None:
     assert await overlong(rollout_of(*lengths), limit=10, cache=4) == {"overlong": penalty}
 
 
-async def test_the_paper_allows_16384_tokens_free_of_punishment():
+async def test_the_paper_allows_16384_tokens_free_of_punishment() -> None:
     assert await overlong(rollout_of(16384)) == {"overlong": 0.0}
     assert await overlong(rollout_of(16384 + 1024)) == {"overlong": -0.25}
 
 
-async def test_a_cache_beyond_the_limit_is_refused():
+async def test_a_cache_beyond_the_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="limit of 10 tokens, but got 11"):
         await overlong(rollout_of(1), limit=10, cache=11)
 
 
-def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated():
+def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated() -> None:
     # chance is 1/4
     assert learn(METHOD) > 0.9
     assert learn(METHOD.but(credit=partial(negated, credit=METHOD.credit))) < 0.05

@@ -11,7 +11,7 @@ from whippletree.methods.dr_grpo import METHOD
 BATCH = WORKED
 
 
-def test_the_gradient_on_policy_by_hand():
+def test_the_gradient_on_policy_by_hand() -> None:
     # r - mean: 1/2, -1/2 in group 0; -1, 1, 0 in group 1; each token over 5 rollouts and the budget of 3000
     forward = forward_of(BATCH.logp_old_N)
     loss_N = METHOD.objective(forward, METHOD.credit(BATCH), BATCH)
@@ -19,18 +19,18 @@ def test_the_gradient_on_policy_by_hand():
     torch.testing.assert_close(gradient(forward, loss_N, METHOD.average(BATCH)), expected_N)
 
 
-def test_a_token_of_a_long_wrong_reply_weighs_as_one_of_a_short():
+def test_a_token_of_a_long_wrong_reply_weighs_as_one_of_a_short() -> None:
     weight_N = METHOD.average(table([[1], [9]], rewards=[0.0, 0.0]))
     assert weight_N.unique().tolist() == [torch.tensor(1 / 6000).item()]
 
 
-def test_a_nearly_solved_task_is_not_raised():
+def test_a_nearly_solved_task_is_not_raised() -> None:
     # 7 of 8 right: the one wrong rollout is 0 - 7/8 here; over the std of sqrt(7)/8 * sqrt(8/7) it would be -2.5
     batch = table([[1]] * 8, rewards=[1.0] * 7 + [0.0])
     torch.testing.assert_close(METHOD.credit(batch)[-1], torch.tensor(-0.875))
 
 
-def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated():
+def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated() -> None:
     # chance is 1/4
     assert learn(METHOD) > 0.9
     assert learn(METHOD.but(credit=partial(negated, credit=METHOD.credit))) < 0.05

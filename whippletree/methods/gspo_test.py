@@ -12,7 +12,7 @@ BATCH = WORKED
 ROOT = 1 / 2**0.5
 
 
-def test_the_gradient_on_policy_by_hand():
+def test_the_gradient_on_policy_by_hand() -> None:
     # on policy s is 1 and every token has its own gradient: minus the advantage over 5 rollouts and their tokens
     forward = forward_of(BATCH.logp_old_N)
     loss_N = METHOD.objective(forward, METHOD.credit(BATCH), BATCH)
@@ -20,7 +20,7 @@ def test_the_gradient_on_policy_by_hand():
     torch.testing.assert_close(gradient(forward, loss_N, METHOD.average(BATCH)), expected_N)
 
 
-def test_a_turn_is_clipped_as_a_whole_by_its_mean():
+def test_a_turn_is_clipped_as_a_whole_by_its_mean() -> None:
     # one token up by 0.3, one down by 0.2998: the mean is 1e-4, within 4e-4, though each alone is far outside;
     # the second turn's mean is 1e-3, outside, so it has no gradient
     batch = table([[2, 2]], rewards=[1.0], old=HALF)
@@ -31,7 +31,7 @@ def test_a_turn_is_clipped_as_a_whole_by_its_mean():
     torch.testing.assert_close(loss_N.detach(), torch.tensor([-1.0001, -1.0001, -1.0004, -1.0004]))
 
 
-def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated():
+def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated() -> None:
     # chance is 1/4
     assert learn(METHOD) > 0.9
     assert learn(METHOD.but(credit=partial(negated, credit=METHOD.credit))) < 0.05

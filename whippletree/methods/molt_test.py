@@ -27,13 +27,13 @@ def corrected(level: objective.correction.Level, mode: objective.correction.Mode
     return objective.engine_weight(batch, level=level, mode=mode, low=0.99, high=1.01)
 
 
-def test_case_3_a_rollout_in_two_pieces_counts_once_in_the_mean():
+def test_case_3_a_rollout_in_two_pieces_counts_once_in_the_mean() -> None:
     # rewards 1 (two turns) and 0: the mean over rollouts is 1/2, not 2/3 over turns
     batch = table([[1, 1], [1]], rewards=[1.0, 0.0])
     torch.testing.assert_close(credit.group_mean(batch, scale="none"), torch.tensor([0.5, 0.5, -0.5]))
 
 
-def test_case_4_the_correction():
+def test_case_4_the_correction() -> None:
     # exp(0.02) = 1.0202 is outside the band; the mean 0.01 gives 1.01005, outside; the sum 0.02 as well
     torch.testing.assert_close(corrected("token", "mask"), torch.tensor([1.0, 0.0]))
     torch.testing.assert_close(corrected("token", "clip"), torch.tensor([1.0, 1.01]))
@@ -42,7 +42,7 @@ def test_case_4_the_correction():
     torch.testing.assert_close(corrected("rollout", "mask"), torch.zeros(2))
 
 
-def test_case_5_the_loss_denominators():
+def test_case_5_the_loss_denominators() -> None:
     loss_N = torch.tensor([1.0, 1.0, 4.0, 9.0])
     batch = table([[2], [2]], rewards=[1.0, 0.0], old=[HALF, HALF, HALF, math.nan])
     assert (token_mean(batch) * loss_N).sum().item() == pytest.approx(2.0)  # 6 / 3
@@ -52,7 +52,7 @@ def test_case_5_the_loss_denominators():
     assert all(average(nothing).tolist() == [0, 0] for average in (token_mean, partial(constant, tokens=1)))
 
 
-def test_case_5_two_ranks_that_weigh_by_the_whole_batch_add_up_to_it():
+def test_case_5_two_ranks_that_weigh_by_the_whole_batch_add_up_to_it() -> None:
     # whole batch of 6 trainable tokens, shared 4 to 2: the weights of each part are those of the whole
     whole = table([[2], [2], [2]], rewards=[1.0, 0.0, 1.0])
     weight_N, loss_N = token_mean(whole), torch.tensor([1.0, 1.0, 4.0, 0.0, 5.0, 1.0])
@@ -60,7 +60,7 @@ def test_case_5_two_ranks_that_weigh_by_the_whole_batch_add_up_to_it():
     assert ranks.item() == pytest.approx(2.0)  # 12 / 6
 
 
-def test_case_6_the_estimators():
+def test_case_6_the_estimators() -> None:
     batch = table([[1]] * 4, rewards=[1.0, 0.0, 0.0, 1.0], groups=[0, 0, 1, 1])
     signs = torch.tensor([1.0, -1.0, -1.0, 1.0])
     torch.testing.assert_close(credit.leave_one_out(batch), signs)
@@ -70,7 +70,7 @@ def test_case_6_the_estimators():
     assert credit.group_mean(lone).tolist() == credit.group_mean(lone, scale="none").tolist() == [0.0]
 
 
-def test_case_7_a_sequence_ratio_with_the_gradient_through_each_token():
+def test_case_7_a_sequence_ratio_with_the_gradient_through_each_token() -> None:
     # the mean of 0.1 and -0.3 is -0.1: s = 0.904837 for both, and d(-s A)/dlogp = -s A at each
     batch = table([[2]], rewards=[1.0], old=HALF)
     forward = forward_of([HALF + 0.1, HALF - 0.3])
@@ -78,7 +78,7 @@ def test_case_7_a_sequence_ratio_with_the_gradient_through_each_token():
     torch.testing.assert_close(gradient(forward, loss_N), -0.904837 * torch.tensor([1.0, 2.0]))
 
 
-def test_the_gradient_on_policy_by_hand():
+def test_the_gradient_on_policy_by_hand() -> None:
     # centred: 1/2 three times, -1/2, -1, -1, 1, 1, 0; their mean is 1/9 and mean square 5/9, so std is sqrt(44) / 9
     # whitened (9 A - 1) / sqrt(44); the trainer is the policy, so the gradient is minus that, times the weight, over 9
     forward = forward_of(BATCH.extra["logp_train_N"])
@@ -95,7 +95,7 @@ def group_median(batch: Batch) -> Tensor:
     return credit.on_tokens(reward_R - median_R, batch)
 
 
-def test_a_change_of_algorithm_is_one_function_of_four_lines_in_one_place():
+def test_a_change_of_algorithm_is_one_function_of_four_lines_in_one_place() -> None:
     lines = [line for line in inspect.getsource(group_median).splitlines() if '"""' not in line]
     changed = METHOD.but(credit=partial(credit.whitened, credit=group_median))
     places = [f.name for f in fields(METHOD) if getattr(changed, f.name) is not getattr(METHOD, f.name)]
@@ -105,12 +105,12 @@ def test_a_change_of_algorithm_is_one_function_of_four_lines_in_one_place():
     assert learn(changed) > 0.9
 
 
-def test_the_engine_is_the_trainer_after_a_sync_and_falls_behind_between():
+def test_the_engine_is_the_trainer_after_a_sync_and_falls_behind_between() -> None:
     assert abs(lag(0.0, 0)) < 1e-6
     assert 0 < lag(0.1, 0) < lag(0.4, 0)
 
 
-def test_without_drift_the_correction_changes_nothing_and_a_blind_arm_is_useless():
+def test_without_drift_the_correction_changes_nothing_and_a_blind_arm_is_useless() -> None:
     # METHOD and its baseline are the same where every ratio is 1; a credit of the wrong sign points away: 1 - (-cos)
     batch = table([[2], [2]], rewards=[1.0, 0.0], old=HALF, logp_train_N=[HALF] * 4)
     forward, advantage_N = forward_of([HALF] * 4), credit.group_mean(batch)
@@ -120,13 +120,13 @@ def test_without_drift_the_correction_changes_nothing_and_a_blind_arm_is_useless
     assert gradient_error(against, 0) == pytest.approx(2 - gradient_error(METHOD, 0), abs=1e-5)
 
 
-def test_the_claim_measures_what_it_says_on_one_seed():
+def test_the_claim_measures_what_it_says_on_one_seed() -> None:
     error = {name: CLAIM.measure(arm, 2) for name, arm in {"off": CLAIM.baseline, "on": CLAIM.method}.items()}
     assert 0 < error["on"] < error["off"] < 1
     assert CLAIM.measure(CLAIM.arms["mask 0.99-1.01"], 2) > error["off"]  # the tight band leaves next to nothing
 
 
-def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated():
+def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated() -> None:
     # chance is 1/4
     assert learn(METHOD) > 0.9
     assert learn(METHOD.but(credit=partial(negated, credit=METHOD.credit))) < 0.05

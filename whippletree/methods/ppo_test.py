@@ -14,7 +14,7 @@ BATCH = WORKED.with_extra(value_N=torch.tensor(VALUES), return_N=torch.ones(9))
 SMALL = table([[1, 1], [1]], rewards=[1.0, 0.0], old=HALF, value_N=[0.5, 0.75, 0.5])
 
 
-async def test_the_return_by_hand():
+async def test_the_return_by_hand() -> None:
     # rollout 0, two turns: A_1 = 1 - 0.75; A_0 = (0.75 - 0.5) + 0.95 * 0.25 = 0.4875; rollout 1: A = 0 - 0.5
     # return = A + V
     torch.testing.assert_close(ADVANTAGE(SMALL), torch.tensor([0.4875, 0.25, -0.5]))
@@ -22,13 +22,13 @@ async def test_the_return_by_hand():
     torch.testing.assert_close(found["return_N"], torch.tensor([0.9875, 1.0, 0.0]))
 
 
-def test_the_advantage_is_whitened():
+def test_the_advantage_is_whitened() -> None:
     # mean 0.2375 / 3 = 0.0791667; variance 0.5501562 / 3 - 0.0791667^2 = 0.1771180; std 0.4208539
     expected_N = torch.tensor([0.4083333, 0.1708333, -0.5791667]) / 0.4208539
     torch.testing.assert_close(METHOD.credit(SMALL), expected_N)
 
 
-def test_the_gradient_on_policy_by_hand_at_policy_and_value():
+def test_the_gradient_on_policy_by_hand_at_policy_and_value() -> None:
     # policy: -A / 3 tokens; value: 0.5 * 2 (V - G) / 3 = (V - G) / 3
     batch = SMALL.with_extra(return_N=torch.tensor([0.9875, 1.0, 0.0]))
     forward = forward_of(batch.logp_old_N, value_N=batch.extra["value_N"])
@@ -39,12 +39,12 @@ def test_the_gradient_on_policy_by_hand_at_policy_and_value():
     torch.testing.assert_close(got_N, torch.tensor([-0.4875, -0.25, 0.5]) / 3)
 
 
-def test_a_value_that_is_right_leaves_nothing_to_learn():
+def test_a_value_that_is_right_leaves_nothing_to_learn() -> None:
     batch = table([[2], [1]], rewards=[1.0, 0.0], old=HALF, value_N=[1.0, 1.0, 0.0])
     assert (METHOD.credit(batch) == 0).all()
 
 
-def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated():
+def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated() -> None:
     # chance is 1/4
     assert learn(METHOD) > 0.9
     assert learn(METHOD.but(credit=partial(negated, credit=METHOD.credit))) < 0.05
