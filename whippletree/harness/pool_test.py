@@ -10,14 +10,6 @@ from whippletree.harness import Outcome, run_all
 from whippletree.types import Task
 
 
-@dataclass(frozen=True)
-class Key:
-    """Where a scripted rollout finds its gateway."""
-
-    api_key: str
-    base_url: str = "http://g/v1"
-
-
 @dataclass
 class Scripted:
     """A harness whose runs end when the test says so."""
@@ -46,12 +38,12 @@ class Scripted:
         self.gates[name].set()
 
 
-PAIRS = [(Task(name), Key(f"key-{name}")) for name in "abcd"]
+RUNS = [(Task(name), "http://g/v1", f"key-{name}") for name in "abcd"]
 
 
 async def test_outcomes_come_as_they_finish_under_the_limit():
     harness, seen = Scripted(), []
-    runs = run_all(harness, PAIRS, concurrency=2, progress=lambda done, total, _: seen.append((done, total)))
+    runs = run_all(harness, RUNS, concurrency=2, progress=lambda done, total, _: seen.append((done, total)))
     order = []
     for name in "badc":  # c starts only when b has made room, d when a has
         first = asyncio.ensure_future(anext(runs))
@@ -68,7 +60,7 @@ async def test_outcomes_come_as_they_finish_under_the_limit():
 
 async def test_leaving_early_ends_the_runs_that_are_left():
     harness = Scripted()
-    async with aclosing(run_all(harness, PAIRS, concurrency=3)) as runs:
+    async with aclosing(run_all(harness, RUNS, concurrency=3)) as runs:
         first = asyncio.ensure_future(anext(runs))
         await harness.end("b")
         await first
@@ -81,7 +73,7 @@ async def test_cancelling_ends_every_run_and_waits_for_it():
     harness = Scripted()
 
     async def everything() -> list[tuple[int, Outcome]]:
-        return [pair async for pair in run_all(harness, PAIRS, concurrency=2)]
+        return [pair async for pair in run_all(harness, RUNS, concurrency=2)]
 
     whole = asyncio.create_task(everything())
     while len(harness.running) < 2:
@@ -95,11 +87,11 @@ async def test_cancelling_ends_every_run_and_waits_for_it():
 async def test_a_bug_of_a_harness_rises_and_ends_the_others():
     harness = Scripted(raises="b")
     with pytest.raises(RuntimeError, match="a bug of the harness"):
-        await anext(run_all(harness, PAIRS, concurrency=4))
+        await anext(run_all(harness, RUNS, concurrency=4))
     assert (harness.running, sorted(harness.cancelled)) == ([], ["a", "c", "d"])
 
 
-async def test_no_pairs_give_no_outcomes_and_no_place_is_refused():
+async def test_no_runs_give_no_outcomes_and_no_place_is_refused():
     assert [pair async for pair in run_all(Scripted(), [], concurrency=1)] == []
     with pytest.raises(ValueError, match="concurrency is 0"):
-        await anext(run_all(Scripted(), PAIRS, concurrency=0))
+        await anext(run_all(Scripted(), RUNS, concurrency=0))
