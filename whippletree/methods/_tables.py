@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,9 +39,12 @@ def table(
 def forward_of(logp: Sequence[float] | Tensor, **ask: Sequence[float] | Tensor) -> Forward:
     """A pass with these log-probs, and further columns when asked; each is a leaf that takes a gradient."""
     leaves = {name: torch.as_tensor(x).clone().requires_grad_() for name, x in ask.items()}
-    return Forward(
-        torch.as_tensor(logp).clone().requires_grad_(), ask={name: (lambda x=x: x) for name, x in leaves.items()}
-    )
+    given = {name: partial(_itself, leaf) for name, leaf in leaves.items()}
+    return Forward(torch.as_tensor(logp).clone().requires_grad_(), ask=given)
+
+
+def _itself(leaf: Tensor) -> Tensor:
+    return leaf
 
 
 def gradient(forward: Forward, loss_N: Tensor, weight_N: Tensor | None = None) -> Tensor:
