@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from whippletree.analysis.intervals import bootstrap_difference, bootstrap_mean, wilson
+from whippletree.analysis.intervals import CELLS, Floats, _resampled, bootstrap_difference, bootstrap_mean, wilson
 
 Z = 1.959963984540054  # the 97.5 % point of the standard normal
 
@@ -65,6 +65,18 @@ def test_bootstrap_of_many_numbers_has_the_normal_width() -> None:
     x = np.arange(2000) / 2000
     interval = bootstrap_mean(x, seed=2)
     assert (interval.high - interval.low) / 2 == pytest.approx(Z * x.std() / math.sqrt(2000), rel=0.05)
+
+
+def test_blocks_of_bounded_memory_add_up_to_every_resample() -> None:
+    # three rows fit a block of CELLS numbers, so ten are drawn as 3 + 3 + 3 + 1
+    rows: list[int] = []
+
+    def draw(rng: np.random.Generator, count: int) -> Floats:
+        rows.append(count)
+        return rng.random(count)
+
+    assert len(_resampled(draw, size=CELLS // 3, seed=0, resamples=10)) == 10
+    assert rows == [3, 3, 3, 1]
 
 
 def test_a_seed_repeats_and_another_seed_differs() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -83,7 +82,7 @@ def write_curve(run_dir: str | Path) -> Path:
 def series(rows: Sequence[Row], name: str) -> tuple[tuple[float, float], ...]:
     """(step, value) of a metric, where it is a number."""
     found = ((row["step"], row.get(name)) for row in rows)
-    return tuple((float(x), float(y)) for x, y in found if isinstance(y, int | float) and math.isfinite(y))
+    return tuple((float(x), float(y)) for x, y in found if isinstance(y, int | float))
 
 
 def _lines(metrics: Mapping[str, str], rows: Sequence[Row]) -> list[Line]:

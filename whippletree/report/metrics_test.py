@@ -78,6 +78,8 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint(tmp_path: Path) ->
     before = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
     metrics.truncate_after(2)
     assert (tmp_path / "metrics.jsonl").read_bytes().splitlines() == before[:2]
+    with pytest.raises(ValueError, match="came after 2"):
+        metrics.log(1, {})
     metrics.log(3, {"reward": 1.0})
     assert steps(tmp_path) == [1, 2, 3]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -25,12 +25,13 @@ def test_a_log_gets_one_plain_line_a_step() -> None:
         view.rollouts(3, 64)
         view.step(1, METRICS)
         view.note("[saved] checkpoint")
-        view.step(2, METRICS | {"reward": math.nan})
+        view.step(2, METRICS | {"reward": math.nan, "step_time": 3.0})
     title, header, first, note, second = out.getvalue().splitlines()
     assert (title, header.split(), note) == ("quickstart", ["model", "tiny"], "[saved] checkpoint")
     # 19 steps of 5 s are 95 s; of the two spreads only the one that is there is written
     assert first == "step  1/20  ▄             reward 0.500  spread 0.250  equal groups 12%  s/step 5.0  1:35 left"
     assert second.startswith("step  2/20  ▄             reward –  spread")
+    assert second.endswith("s/step 3.0  1:12 left")  # 18 steps of (5 + 3) / 2 s
     assert "\x1b" not in out.getvalue()
 
 
