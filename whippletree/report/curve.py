@@ -90,11 +90,15 @@ def _lines(metrics: Mapping[str, str], rows: Sequence[Row]) -> list[Line]:
     lines = []
     for colour, (metric, name) in enumerate(metrics.items()):
         points, few = series(rows, metric), metric.startswith("eval/")
-        ends = (series(rows, f"{metric}/low"), series(rows, f"{metric}/high"))
-        band = tuple((x, low, high) for (x, low), (_, high) in zip(*ends, strict=False))
+        band = _intervals(rows) if metric == "eval/accuracy" else ()
         over = len(points) // 20 if len(points) >= SMOOTH and not few else 1
         if over > 1:
             lines.append(Line(name, points, colour=colour, faint=True))
             name = f"{name}, mean of {over} steps"
         lines.append(Line(name, smoothed(points, over=over), band, colour=colour, dots=few))
     return lines
+
+
+def _intervals(rows: Sequence[Row]) -> tuple[tuple[float, float, float], ...]:
+    """(step, low, high) of the evaluations that have an interval."""
+    return tuple((float(row["step"]), *row["eval/interval"]) for row in rows if row.get("eval/interval"))

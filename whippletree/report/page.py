@@ -17,7 +17,14 @@ from whippletree.report.style import CHART, COLOURS, PAGE
 from whippletree.report.terminal import clock
 
 Row = Mapping[str, Any]
-PHASES = ("sample", "score", "forward", "backward", "update")  # metrics `time/<phase>`, in seconds of a step
+PHASES = (
+    "sample",
+    "score",
+    "evidence",
+    "forward",
+    "backward",
+    "update",
+)  # metrics `time/<phase>`, in seconds of a step
 FACTS = ("model", "method", "task", "device", "dtype", "steps", "seconds", "median_step_seconds")
 # the browser itself refuses a script or a fetch, should an escape ever be forgotten
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -137,7 +144,8 @@ def _number(column: str, value: float | None, interval: Sequence[float] | None, 
 
 
 def _measure(m: Mapping[str, Any]) -> str:
-    return str(m.get("measure") or "Held-out accuracy")
+    name = str(m.get("measure") or "held-out accuracy")
+    return name[:1].upper() + name[1:]
 
 
 def _is_share(m: Mapping[str, Any]) -> bool:

@@ -127,7 +127,7 @@ def test_a_missing_number_leaves_a_gap_and_no_error(tmp_path: Path) -> None:
     ("changes", "says", "sure"),
     [
         ({"after": 0.125}, "stayed at 12.5 %", "do not overlap"),
-        ({"after": 0.0}, "fell from 12.5 % to 0.0 %", "do not overlap"),
+        ({"measure": "share solved", "after": 0.0}, "Share solved fell from 12.5 % to 0.0 %", "do not overlap"),
         ({"after_interval": [0.1, 0.9]}, "rose", "overlap, so chance is not ruled out"),
         ({"after_interval": None}, "rose", "No interval was computed"),
         ({"difference_interval": [0.5, 0.7]}, "rose", "interval of the change: +50.0 to +70.0 points."),
@@ -153,7 +153,7 @@ def test_a_report_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path)
 
 
 def test_the_curve_stands_by_itself_with_its_colours(tmp_path: Path) -> None:
-    run(tmp_path, {"eval/accuracy": 0.5, "eval/accuracy/low": 0.4, "eval/accuracy/high": 0.6})
+    run(tmp_path, {"eval/accuracy": 0.5, "eval/interval": [0.4, 0.6]})
     text = write_curve(tmp_path).read_text()
     tags = [element.tag.rsplit("}")[-1] for element in ElementTree.fromstring(text).iter()]
     assert (tags.count("polyline"), tags.count("polygon"), tags.count("style")) == (2, 1, 1)

@@ -40,7 +40,7 @@ def rollout_view(rollout: Rollout, advantages: Sequence[Sequence[float]], decode
         seen = turn.prompt_ids + turn.reply_ids
     applied = {name: x for name, x in rollout.rewards.items() if x is not None}
     return {
-        "title": f"Task {rollout.task.id}",
+        "title": f"Task {rollout.task.id}, rollout {rollout.id}",
         "reward": sum(applied.values()) if applied else None,
         "rewards": applied,
         "ending": rollout.ending,

@@ -99,10 +99,12 @@ def test_a_tooltip_tells_token_log_prob_and_advantage() -> None:
 
 
 def test_a_rollout_that_holds_a_script_shows_it_as_text() -> None:
-    prompt_and_reply = Rollout("r", Task("<script>"), "g", (turn((0, 1, 2), (0, 1, 2), (-1.0,) * 3),), {"<b>": 1})
+    prompt_and_reply = Rollout(
+        "<script>", Task("<script>"), "g", (turn((0, 1, 2), (0, 1, 2), (-1.0,) * 3),), {"<b>": 1}
+    )
     html = rollouts_html([rollout_view(prompt_and_reply, [[1.0, 0.0, -1.0]], decode)])
     assert "<script" not in html and "<b>" not in html
-    assert unescape(sub("<[^>]*>", "", html)).count("<script>") == 3  # title, prompt, reply
+    assert unescape(sub("<[^>]*>", "", html)).count("<script>") == 4  # task, rollout, prompt, reply
 
 
 def test_only_the_first_rollout_stands_open() -> None:
