@@ -83,7 +83,7 @@ class CommandHarness:
         self, scratch: Path, env: Mapping[str, str], *, mark: str, out: IO[bytes], err: IO[bytes]
     ) -> int | None:
         """Exit code, or None after the timeout; nothing that the command started outlives this call."""
-        leader: int | None = None
+        process: asyncio.subprocess.Process | None = None
         try:
             async with asyncio.timeout(self.timeout):
                 process = await asyncio.create_subprocess_exec(
@@ -95,12 +95,11 @@ class CommandHarness:
                     env=env,
                     start_new_session=True,
                 )
-                leader = process.pid
                 return await process.wait()
         except TimeoutError:
             return None
         finally:
-            await end_all(leader, mark=mark, grace=self.grace)
+            await end_all(process.pid if process else None, mark=mark, grace=self.grace)
 
     def _arguments(self) -> list[str]:
         command = ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)

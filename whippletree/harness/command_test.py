@@ -29,8 +29,9 @@ def gone(pid: int) -> bool:
 
 async def pids(file: Path, *, count: int) -> list[int]:
     """The process ids a command writes to a file, once they are all there."""
-    while not file.exists() or len(file.read_text().split("\n")) <= count:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while not file.exists() or len(file.read_text().split("\n")) <= count:
+            await asyncio.sleep(0.01)
     return [int(pid) for pid in file.read_text().split()]
 
 
@@ -98,22 +99,33 @@ async def test_a_command_that_is_not_there_is_a_failure():
     assert outcome.ending == "failed" and "could not be started" in outcome.reason
 
 
-STUBBORN = "trap '' TERM; echo $$ >> {file}; while :; do sleep 0.05; done\n"
+async def test_a_timeout_is_a_failure_and_ends_the_command(tmp_path: Path):
+    outcome = await run(f"echo begun; echo $$ > {tmp_path}/pids; exec sleep 99", timeout=1)
+    assert (outcome.ending, outcome.blame, outcome.reason) == ("failed", "harness", "timed out after 1 s")
+    assert outcome.info == {"exit_code": None, "stdout": "begun\n", "stderr": ""}
+    assert gone((await pids(tmp_path / "pids", count=1))[0])
 
 
-async def test_a_timeout_ends_the_command_and_its_grandchildren(tmp_path: Path):
-    # the command cleans up when it is asked to end; the child of its child ignores that, and is killed
-    (tmp_path / "stubborn.sh").write_text(STUBBORN.format(file=tmp_path / "pids"))
-    (tmp_path / "run.sh").write_text(
-        f"trap 'echo saved > {tmp_path}/saved; exit 0' TERM\n"
-        f"echo $$ >> {tmp_path}/pids\n(sh {tmp_path}/stubborn.sh & sleep 99) &\nwait\n"
-    )
-    outcome = await run(["sh", f"{tmp_path}/run.sh"], timeout=2, grace=0.2)
-    assert (outcome.ending, outcome.blame, outcome.reason) == ("failed", "harness", "timed out after 2 s")
-    assert outcome.info == {"exit_code": None, "stdout": "", "stderr": ""}
-    assert (tmp_path / "saved").read_text() == "saved\n"
+async def test_cancelling_ends_the_command_and_its_grandchildren_also_where_they_ignore_it(tmp_path: Path):
+    stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/pids; while :; do sleep 0.05; done"
+    (tmp_path / "stubborn.sh").write_text(stubborn)
+    running = asyncio.create_task(run(f"(sh {tmp_path}/stubborn.sh & sleep 99) & {stubborn}", grace=0.1))
     command, grandchild = await pids(tmp_path / "pids", count=2)
+    assert not gone(command) and not gone(grandchild)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
     assert gone(command) and gone(grandchild)
+
+
+async def test_a_command_may_clean_up_before_it_is_killed(tmp_path: Path):
+    script = f"trap 'echo saved > {tmp_path}/saved; exit' TERM; echo $$ > {tmp_path}/pids; while :; do sleep 0.05; done"
+    running = asyncio.create_task(run(script, grace=30))
+    await pids(tmp_path / "pids", count=1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (tmp_path / "saved").read_text() == "saved\n"
 
 
 async def test_a_child_left_behind_by_a_command_that_ended_well_is_ended(tmp_path: Path):
@@ -128,16 +140,6 @@ async def test_a_process_in_a_session_of_its_own_is_found_and_ended(tmp_path: Pa
     outcome = await run(f'{sys.executable} -c "{leave}" & while [ ! -s {tmp_path}/pids ]; do sleep 0.02; done')
     assert outcome.ending == "done"
     assert gone((await pids(tmp_path / "pids", count=1))[0])
-
-
-async def test_cancelling_ends_the_command(tmp_path: Path):
-    running = asyncio.create_task(run(STUBBORN.format(file=tmp_path / "pids"), grace=0.1))
-    (leader,) = await pids(tmp_path / "pids", count=1)
-    assert not gone(leader)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert gone(leader)
 
 
 def test_a_mark_that_would_fit_every_process_is_our_own_bug():

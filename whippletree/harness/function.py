@@ -47,13 +47,25 @@ class FunctionHarness:
         clock = asyncio.timeout(self.timeout)
         try:
             async with clock:
-                return outcome_of(await self.agent(task, base_url, api_key))
-        except Exception as error:
-            if clock.expired():
-                return failure(f"timed out after {self.timeout:g} s")
-            words = "".join(traceback.format_exception(error))[-_KEPT:]
-            blame: Blame = "engine" if any(_is_gateways(e, base_url) for e in _chain(error)) else "harness"
-            return failure(f"{type(error).__name__}: {error}{_place(error)}", blame=blame, info={"traceback": words})
+                returned = await self.agent(task, base_url, api_key)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if me is None or me.cancelling():
+                raise
+            return failure("the agent cancelled itself")
+        except (Exception, SystemExit) as error:
+            return failure(f"timed out after {self.timeout:g} s") if clock.expired() else _failed(error, base_url)
+        try:
+            return outcome_of(returned)
+        except ValueError as error:
+            return failure(str(error))
+
+
+def _failed(error: BaseException, base_url: str) -> Outcome:
+    """The outcome of an agent that raised."""
+    words = "".join(traceback.format_exception(error))[-_KEPT:]
+    blame: Blame = "engine" if any(_is_gateways(e, base_url) for e in _chain(error)) else "harness"
+    return failure(f"{type(error).__name__}: {error}{_place(error)}", blame=blame, info={"traceback": words})
 
 
 def load_agent(spec: str) -> Agent:

@@ -114,12 +114,24 @@ async def test_cancelling_a_run_is_not_an_outcome():
         await running
 
 
+async def test_an_agent_that_cancels_itself_or_exits_ends_only_its_own_rollout():
+    async def cancels(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    async def exits(*_: object) -> None:
+        raise SystemExit(2)
+
+    assert (await run(cancels)).reason == "the agent cancelled itself"
+    assert (await run(exits)).reason.startswith("SystemExit: 2 at ")
+
+
 async def test_a_result_that_is_no_reward_is_a_failure():
     async def agent(*_: object) -> str:
         return "1.0"
 
     outcome = await run(agent)
-    assert outcome.ending == "failed" and "returned a str" in outcome.reason
+    assert (outcome.ending, outcome.blame) == ("failed", "harness")
+    assert outcome.reason.endswith("for 'reward' it returned a str")
 
 
 @pytest.mark.parametrize(("status", "blame"), [(500, "engine"), (503, "engine"), (400, "harness"), (401, "harness")])

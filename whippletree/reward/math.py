@@ -28,7 +28,7 @@ async def math_equal(rollout: Rollout, *, column: str = "answer") -> dict[str, f
         TimeoutError: comparing them took too long, so whether they are equal is not known.
     """
     if importlib.util.find_spec("math_verify") is None:
-        raise ImportError("this reward needs the library math-verify: pip install 'whippletree[math]'")
+        raise ImportError("this reward needs the library math-verify: pip install math-verify")
     expected = rollout.task.columns.get(column)
     if expected is None:
         raise ValueError(f"task {rollout.task.id} has no answer in its column {column!r}")

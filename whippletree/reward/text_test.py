@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from whippletree.reward import assistant_texts, final_text
 from whippletree.reward.text import conversation
 from whippletree.types import Json, Rollout, Task, Turn
+
+
+def said(reply: str, *, answer: Any = None, **columns: Any) -> Rollout:
+    """A rollout of one turn with this reply, on a task with these columns."""
+    turn = Turn("k", (1,), (2,), (-0.5,), 0, "stop", reply={"message": {"role": "assistant", "content": reply}})
+    return Rollout("r", Task("t", (), {"answer": answer, **columns}), "g", (turn,))
+
 
 ASK, REPLY = {"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "5"}
 AGAIN, BETTER = {"role": "user", "content": "No. Again."}, {"role": "assistant", "content": "4"}
