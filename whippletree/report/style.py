@@ -48,7 +48,7 @@ td b { font-size: 1.15rem; } td small { color: var(--soft); display: block; whit
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)); gap: 16px; }
 figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: 6px; }
 figcaption small { font-weight: 400; color: var(--soft); margin-left: .4em; }
-figure svg { display: block; width: 100%; height: auto; }
+figure svg { display: block; width: 100%; height: auto; overflow: visible; }
 .bar { display: flex; gap: 2px; height: 34px; border-radius: 7px; overflow: hidden; margin-bottom: 10px; }
 .bar span { min-width: 1px; } .key { display: inline-block; width: .8em; height: .8em; border-radius: 3px; }
 .key { margin-right: .6em; } td.n, th.n { text-align: right; } .phases { max-width: 34em; }
