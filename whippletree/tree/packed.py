@@ -15,8 +15,6 @@ from whippletree.tree.head import entropies, token_logps
 from whippletree.tree.pack import Call, Packed, Sampled, ancestors, pack
 from whippletree.types import Forward
 
-LOGITS = 2**28  # bytes of logits kept from forward to backward; where there are more, they are computed again
-
 # gives f(logits of some places, those places) for all places, in order
 Reader = Callable[[Callable[[Tensor, slice], Tensor]], list[Tensor]]
 
@@ -43,12 +41,16 @@ def packed_forward(
     layout: Layout,
     token_budget: int | None = None,
     value_head: Any = None,
+    kept_bytes: int = 2**28,
 ) -> Forward:
-    """The forward of these turns under a layout; see `forward`, which finds the layout itself."""
+    """The forward of these turns under a layout; see `forward`, which finds the layout itself.
+
+    Up to `kept_bytes` of logits are kept from forward to backward; where there are more, they are computed again.
+    """
     device = model.get_input_embeddings().weight.device
     packed = pack(turns, group_K, unroll=layout.masks == "none", most=token_budget)
     place_N, id_N, heat_P = (x.to(device) for x in (packed.place_N, packed.id_N, packed.temperature_P))
-    hidden_PD, read = _read(model, packed, layout)
+    hidden_PD, read = _read(model, packed, layout, kept_bytes)
     order = place_N.argsort()
     sorted_N = place_N[order]
 
@@ -67,7 +69,8 @@ def packed_forward(
 
     def under(prompts: Sequence[Sequence[int]]) -> Forward:
         again = [(prompt, reply, heat) for prompt, (_, reply, heat) in zip(prompts, turns, strict=True)]
-        return packed_forward(model, again, group_K, layout=layout, token_budget=token_budget, value_head=value_head)
+        same = {"layout": layout, "token_budget": token_budget, "value_head": value_head, "kept_bytes": kept_bytes}
+        return packed_forward(model, again, group_K, **same)
 
     logp_N = torch.cat(read(logps))[order.argsort()]
     return Forward(logp_N=logp_N, ask=ask, second_pass=under)
@@ -84,7 +87,7 @@ def _inner(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _read(model: Any, packed: Packed, layout: Layout) -> tuple[Tensor, Reader]:
+def _read(model: Any, packed: Packed, layout: Layout, kept_bytes: int) -> tuple[Tensor, Reader]:
     """Hidden states at the places, and the way to read their logits.
 
     Few logits are computed once and kept for all readers. Many are computed a block at a time for each reader, and
@@ -100,7 +103,7 @@ def _read(model: Any, packed: Packed, layout: Layout) -> tuple[Tensor, Reader]:
         logits_PV = torch.cat([logits for _, logits in passed] or [hidden_PD.new_empty(0, width)])
         return hidden_PD, lambda f: [f(logits_PV, places)]
     weight, bias = (None if x is None else x.to(hidden_PD.dtype) for x in (head.weight, head.bias))
-    step = max(1, LOGITS // (len(head.weight) * hidden_PD.element_size()))
+    step = max(1, kept_bytes // (len(head.weight) * hidden_PD.element_size()))
     if len(hidden_PD) <= step:
         logits_PV = linear(hidden_PD, weight, bias)
         return hidden_PD, lambda f: [f(logits_PV, places)]
