@@ -1,0 +1,335 @@
+"""From a recipe to the parts of a run: policy, engine, gateway, harness, tasks, rewards, learner."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from whippletree import config, methods, tasks
+from whippletree.collect import Collector, rewards_of
+from whippletree.engine.torch import TorchEngine
+from whippletree.gateway.app import create_app
+from whippletree.gateway.render import Renderer
+from whippletree.gateway.server import serve
+from whippletree.gateway.sessions import Sessions
+from whippletree.gateway.store import Store
+from whippletree.harness.command import CommandHarness
+from whippletree.harness.function import FunctionHarness, load_agent
+from whippletree.harness.outcome import Harness
+from whippletree.learn import Learner, Sampled
+from whippletree.models.pretrained import Pretrained, load
+from whippletree.reward.from_harness import from_harness
+from whippletree.tree.families import prove
+from whippletree.tree.fidelity import check
+from whippletree.tree.forward import forward
+from whippletree.tree.pack import micro_batches
+from whippletree.tree.packed import Layout
+from whippletree.types import Batch, Forward, Method, Reward, Rollout, Services, Task
+from whippletree.update.adamw import AdamW, Updater
+from whippletree.update.lora import Lora, add_lora
+
+PROVIDED = {"reference", "value_head", "trainer_logps"}  # what a method may need and this builder gives
+
+
+@dataclass
+class Policy:
+    """The model that samples and learns: one set of weights, the layout it takes trees in, and perhaps a value head."""
+
+    pretrained: Pretrained
+    layout: Layout
+    value_head: nn.Module | None = None
+
+    @property
+    def model(self) -> Any:
+        return self.pretrained.model
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Every parameter by its own name; the value head's under `value_head.`."""
+        head = self.value_head.named_parameters(prefix="value_head") if self.value_head else ()
+        return {**dict(self.model.named_parameters()), **dict(head)}
+
+    def forward(self, turns: Sequence[Sampled], group_K: Tensor | Sequence[int]) -> Forward:
+        """One differentiable packed pass."""
+        return forward(self.model, turns, group_K, layout=self.layout, value_head=self.value_head)
+
+
+@dataclass(frozen=True)
+class PackedScorer:
+    """A `Scorer` over packed rows: log-probs of given tokens at one temperature, or the value head's outputs."""
+
+    model: Any
+    layout: Layout
+    temperature: float
+    token_budget: int
+    value_head: nn.Module | None = None  # where set, its values come in place of log-probs
+
+    async def logps(self, turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
+        """For each (prompt_ids, reply_ids): float32 [len(reply_ids)], no gradient."""
+        triples = [(prompt, reply, self.temperature) for prompt, reply in turns]
+        lengths = [len(reply) for _, reply in turns]
+        with torch.no_grad():
+            found = forward(
+                self.model,
+                triples,
+                [0] * len(turns),
+                layout=self.layout,
+                token_budget=self.token_budget,
+                value_head=self.value_head,
+            )
+        return list((found.value_N if self.value_head else found.logp_N).float().cpu().split(lengths))
+
+
+@dataclass
+class Parts:
+    """What a run is made of."""
+
+    recipe: config.Recipe
+    method: Method
+    policy: Policy
+    engine: TorchEngine
+    store: Store
+    sessions: Sessions
+    server: str
+    collector: Collector
+    updater: Updater
+    learner: Learner
+    services: Services
+    task_at: Callable[[int], Task]
+    held_out: list[Task]
+
+
+@asynccontextmanager
+async def build(recipe: config.Recipe, folder: Path, *, progress: Callable[[int, int], None]) -> AsyncIterator[Parts]:
+    """The parts of a run, with the gateway serving while the block runs.
+
+    Raises:
+        ValueError: the recipe asks for what does not exist or cannot work, with the reason.
+    """
+    method = chosen_method(recipe)
+    harness, rewards = chosen_harness(recipe.harness), chosen_rewards(recipe)
+    train, held_out = chosen_tasks(recipe)
+    policy, updater, services = chosen_policy(recipe, method)
+    pretrained, sampling = policy.pretrained, recipe.sampling
+    engine = TorchEngine(
+        policy.model,
+        end_ids=pretrained.end_ids,
+        context=pretrained.context,
+        rows=recipe.harness.concurrency,
+        seed=recipe.seed,
+        mask=engine_mask(policy.layout, pretrained.dtype),
+    )
+    store = Store(folder / "turns.sqlite")
+    sessions = Sessions(store)
+    app = create_app(engine, Renderer(pretrained.tokenizer), store, sessions, model_name=Path(recipe.model.path).name)
+    budget = recipe.update.token_budget
+    plan = partial(micro_batches, token_budget=budget, unroll=policy.layout.masks == "none")
+    learner = Learner(
+        method,
+        updater,
+        policy.forward,
+        plan,
+        epochs=recipe.update.epochs,
+        minibatches=recipe.update.minibatches,
+        seed=recipe.seed,
+        check=partial(faithful, recipe=recipe, decode=pretrained.tokenizer.decode),
+    )
+    try:
+        async with serve(app) as server:
+            collector = Collector(
+                harness=harness,
+                store=store,
+                sessions=sessions,
+                server=server,
+                rewards=rewards,
+                reward_timeout=recipe.reward_timeout,
+                sampling=sampling,
+                limit=recipe.harness.concurrency,
+                progress=progress,
+            )
+            yield Parts(
+                recipe=recipe,
+                method=method,
+                policy=policy,
+                engine=engine,
+                store=store,
+                sessions=sessions,
+                server=server,
+                collector=collector,
+                updater=updater,
+                learner=learner,
+                services=services,
+                task_at=endless(train, recipe.seed),
+                held_out=held_out,
+            )
+    finally:
+        engine.close()
+        store.close()
+
+
+def chosen_method(recipe: config.Recipe) -> Method:
+    """The method by name, with the recipe's settings of its parts.
+
+    Raises:
+        ValueError: it is unknown, needs what is not there, or a part has no such setting.
+    """
+    method = methods.load(recipe.method)
+    if missing := sorted(set(method.needs) - PROVIDED):
+        raise ValueError(f"method {recipe.method} needs {', '.join(missing)}, which a recipe cannot give it yet")
+    if method.train is not None:
+        raise ValueError(f"method {recipe.method} brings its own training: run its file")
+    changes: dict[str, Any] = {}
+    for slot, settings in recipe.method_settings.items():
+        part = getattr(method, slot, None)
+        if not callable(part):
+            raise ValueError(f"method_settings.{slot}: method {recipe.method} has no such part")
+        known = [n for n, p in inspect.signature(part).parameters.items() if p.kind == inspect.Parameter.KEYWORD_ONLY]
+        if odd := sorted(set(settings) - set(known)):
+            raise ValueError(f"method_settings.{slot}: unknown {', '.join(odd)}; it has {', '.join(known) or 'none'}")
+        changes[slot] = partial(part, **settings)
+    return method.but(**changes) if changes else method
+
+
+def chosen_harness(section: config.HarnessSection) -> Harness:
+    """How the agent is started."""
+    if section.kind == "command":
+        return CommandHarness(section.agent, timeout=section.timeout, env=section.environment)
+    return FunctionHarness(load_agent(section.agent), timeout=section.timeout)
+
+
+def chosen_rewards(recipe: config.Recipe) -> Mapping[str, Reward] | Sequence[Reward]:
+    """The rewards by channel; without any in the recipe, those that the harness itself gives."""
+    if not recipe.rewards:
+        return [from_harness]
+    return {section.name: cast(Reward, load_agent(section.function)) for section in recipe.rewards}
+
+
+def chosen_tasks(recipe: config.Recipe) -> tuple[list[Task], list[Task]]:
+    """(training tasks, held-out tasks), which share no question."""
+    train = load_tasks(recipe.tasks)
+    held_out = load_tasks(recipe.evaluation.tasks) if recipe.evaluation.tasks else []
+    return (tasks.disjoint(train, held_out) if held_out else train), held_out
+
+
+def load_tasks(section: config.TasksSection) -> list[Task]:
+    """The tasks of one table of the recipe."""
+    source = {"jsonl": "path", "reasoning_gym": "dataset", "hub": "path"}[section.kind]
+    spec: dict[str, Any] = {"kind": section.kind, source: section.source, **section.settings}
+    if section.kind == "reasoning_gym":
+        return tasks.load({**spec, "size": section.size or 1000, "seed": section.seed})
+    return tasks.load(spec)[: section.size]
+
+
+def chosen_policy(recipe: config.Recipe, method: Method) -> tuple[Policy, Updater, Services]:
+    """The policy with what moves it, and the scorers that evidence may ask."""
+    section = recipe.update
+    pretrained = load(recipe.model.path, dtype=recipe.model.dtype, context=recipe.model.context)
+    layout = prove(pretrained.model)
+    reference = copy.deepcopy(pretrained.model) if "reference" in method.needs else None
+    torch.manual_seed(recipe.seed)  # what is drawn at random from here on: adapters
+    if section.lora_rank:
+        adapters = Lora(rank=section.lora_rank, alpha=section.lora_alpha or 2.0 * section.lora_rank)
+        pretrained = Pretrained(**{**vars(pretrained), "model": add_lora(pretrained.model, adapters)})
+    if recipe.model.gradient_checkpointing:
+        pretrained.model.gradient_checkpointing_enable({"use_reentrant": False})
+    policy = Policy(pretrained, layout, value_head(pretrained.model) if "value_head" in method.needs else None)
+    shared = {name for name in AdamW.__dataclass_fields__ if name in config.UpdateSection.model_fields}
+    settings = AdamW(**{name: getattr(section, name) for name in shared})
+    updater = (method.update or Updater)(policy.parameters, settings)
+    score = partial(
+        PackedScorer, layout=layout, temperature=recipe.sampling.temperature, token_budget=section.token_budget
+    )
+    scorers = {"policy": score(policy.model)}
+    if reference is not None:
+        scorers["reference"] = score(reference.requires_grad_(False))
+    if policy.value_head is not None:
+        scorers["value"] = score(policy.model, value_head=policy.value_head)
+    return policy, updater, Services(scorers=scorers)
+
+
+def faithful(batch: Batch, logp_N: Tensor, *, recipe: config.Recipe, decode: Callable[[list[int]], str]) -> None:
+    """Refuse a step whose log-probs at training are not those at sampling, within the recipe's limits.
+
+    Raises:
+        FidelityError: beyond the limits, with the worst tokens.
+    """
+    seen_N = torch.where(logp_N.isnan(), batch.logp_old_N, logp_N)  # what was left out has nothing to differ
+    limits = recipe.fidelity
+
+    def describe(n: int) -> str:
+        around = batch.id_N[max(0, n - 8) : n + 1].tolist()
+        return repr(decode(around))
+
+    check(seen_N, batch, mean_limit=limits.mean_limit, max_limit=limits.max_limit, describe=describe)
+
+
+def value_head(model: Any) -> nn.Module:
+    """A linear map of hidden states to one value, 0 everywhere at the start."""
+    head = nn.Linear(model.config.get_text_config().hidden_size, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def engine_mask(layout: Layout, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Any] | None:
+    """How the engine hands its masks to a model of this layout; None where the model takes none."""
+    if layout.masks == "none":
+        return None
+
+    def form(seen_BQL: Tensor) -> Tensor:
+        mask = seen_BQL[:, None]
+        return (
+            torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+            if layout.additive
+            else mask
+        )
+
+    def masks(seen_BQL: Tensor, distance_BQL: Tensor) -> Any:
+        if layout.window is None:
+            return form(seen_BQL)
+        near = form(seen_BQL & (distance_BQL < layout.window))
+        return near if layout.masks == "windowed" else {"full_attention": form(seen_BQL), "sliding_attention": near}
+
+    return masks
+
+
+def endless(train: Sequence[Task], seed: int) -> Callable[[int], Task]:
+    """Task number n of an endless series: every task once in each round, each round in an order of its own."""
+
+    def order(round_: int) -> list[int]:
+        places = list(range(len(train)))
+        random.Random(f"{seed}/{round_}").shuffle(places)
+        return places
+
+    rounds: dict[int, list[int]] = {}
+
+    def task_at(n: int) -> Task:
+        round_, place = divmod(n, len(train))
+        if round_ not in rounds:
+            rounds.clear()
+            rounds[round_] = order(round_)
+        return train[rounds[round_][place]]
+
+    return task_at
+
+
+def accepts(method: Method, weights: dict[str, float]) -> Callable[[Sequence[Rollout]], bool]:
+    """Whether a finished group enters the update, by the method's rule on its total rewards."""
+
+    def accept(group: Sequence[Rollout]) -> bool:
+        if method.accept is None:
+            return True
+        totals = rewards_of(group, weights)
+        return method.accept(torch.tensor([float("nan") if x is None else x for x in totals]))
+
+    return accept

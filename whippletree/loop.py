@@ -1,0 +1,151 @@
+"""The loop: collect, score, assemble, credit, update, sync, evaluate, checkpoint. One direction, one pass."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from whippletree.analysis.intervals import wilson
+from whippletree.build import Parts, accepts
+from whippletree.collect import Collected, rewards_of
+from whippletree.learn import Learned
+from whippletree.report.metrics import Metrics
+from whippletree.report.terminal import View
+from whippletree.run_directory import RunDirectory, State
+from whippletree.stats import batch_metrics, collected_metrics, fidelity_metrics
+from whippletree.types import Batch, Rollout
+
+
+class EmptyStepError(RuntimeError):
+    """A step in which no group could be used."""
+
+
+class Loop:
+    """One run, from its last checkpoint to its last step."""
+
+    def __init__(self, parts: Parts, directory: RunDirectory, metrics: Metrics, view: View) -> None:
+        self.parts, self.directory, self.metrics, self.view = parts, directory, metrics, view
+        self.recipe = parts.recipe
+        self.weights = {reward.name: reward.weight for reward in self.recipe.rewards}
+        self.last: tuple[list[Rollout], Batch, Learned] | None = None  # of the last step, for the report
+
+    async def train(self) -> State:
+        """Run to the last step; a run that was ended before goes on where it was."""
+        state, every = self.resume(), self.recipe.evaluation.every
+        if state.step == 0:
+            await self.evaluate(state)
+        while state.step < self.recipe.steps:
+            state = await self.step(state)
+            if state.step % (self.recipe.checkpoint_every or self.recipe.steps) == 0 or state.step == self.recipe.steps:
+                self.save(state)
+            if state.step == self.recipe.steps or (every and state.step % every == 0):
+                await self.evaluate(state)
+        return state
+
+    async def step(self, state: State) -> State:
+        """One update of the policy from fresh rollouts."""
+        parts, started = self.parts, time.perf_counter()
+        found = await parts.collector.step(state.step, state.cursor, parts.task_at, accepts(parts.method, self.weights))
+        rollouts, sampled = self.usable(found), time.perf_counter()
+        batch = Batch.of(rollouts, channels=tuple(self.weights) or None, weights=self.weights)
+        for evidence in parts.method.evidence:
+            batch = batch.with_extra(**await evidence(rollouts, batch, parts.services))
+        scored = time.perf_counter()
+        await parts.engine.pause()
+        rate = parts.updater.settings.rate(state.step, self.recipe.steps)
+        learned = await asyncio.to_thread(parts.learner.update, rollouts, batch, step=state.step, rate=rate)
+        parts.engine.resume(state.version + 1)
+        seconds = time.perf_counter() - started
+        after = State(
+            step=state.step + 1,
+            version=state.version + 1,
+            cursor=found.cursor,
+            tokens=state.tokens + batch.tokens,
+            seconds=state.seconds + seconds,
+        )
+        times = {
+            "step_time": seconds,
+            "time/sample": sampled - started,
+            "time/evidence": scored - sampled,
+            **learned.seconds,
+        }
+        told = (
+            collected_metrics(found, rollouts)
+            | batch_metrics(rollouts, batch)
+            | learned.metrics
+            | fidelity_metrics(learned.logp_N, batch)
+            | times
+        )
+        told |= {"num_tokens": after.tokens, "tokens_per_second": batch.tokens / (sampled - started)}
+        self.last = (rollouts, batch, learned)
+        self.metrics.log(after.step, told)
+        self.view.step(after.step, told)
+        return after
+
+    def usable(self, found: Collected) -> list[Rollout]:
+        """The rollouts of the step, if there are any.
+
+        Raises:
+            EmptyStepError: there are none, with the reasons.
+        """
+        if not found.rollouts:
+            reasons = "; ".join(found.reasons[:3]) or "the method accepted no group"
+            raise EmptyStepError(
+                f"no group of this step can be used ({found.dropped} dropped, {found.refused} refused): {reasons}"
+            )
+        return found.rollouts
+
+    async def evaluate(self, state: State) -> dict[str, Any]:
+        """Greedy rollouts of the held-out tasks: share solved, with its 95 % interval, and mean reward."""
+        if not self.parts.held_out:
+            return {}
+        started = time.perf_counter()
+        runs = await self.parts.collector.evaluate(f"eval/{state.step:06d}", self.parts.held_out)
+        told = evaluation(runs, self.weights, self.recipe.evaluation.success)
+        told["eval/seconds"] = time.perf_counter() - started
+        self.metrics.log(state.step, told)
+        if told["eval/count"]:
+            low, high = told["eval/interval"]
+            self.view.note(
+                f"evaluation after step {state.step}: {told['eval/accuracy']:.3f} [{low:.3f}, {high:.3f}] solved "
+                f"of {told['eval/count']} held-out tasks"
+            )
+        return told
+
+    def resume(self) -> State:
+        """Take up the last checkpoint, if there is one, and forget what was logged after it."""
+        found = self.directory.latest()
+        state = State()
+        if found:
+            state, weights, moments = found
+            self.parts.updater.restore(weights, moments)
+            self.parts.engine.resume(state.version)
+            self.view.note(f"resumed after step {state.step}")
+        self.metrics.truncate_after(state.step)
+        return state
+
+    def save(self, state: State) -> None:
+        """Leave a checkpoint that transformers can load, with what a resumed run needs."""
+        updater, pretrained = self.parts.updater, self.parts.policy.pretrained
+
+        def extras(folder: Any) -> None:
+            pretrained.model.config.save_pretrained(folder)
+            pretrained.tokenizer.save_pretrained(folder)
+
+        self.directory.save(state, updater.weights(), updater.moments(), extras)
+
+
+def evaluation(runs: Sequence[Rollout], weights: dict[str, float], success: float) -> dict[str, Any]:
+    """The figures of an evaluation; a failed rollout is missing, and counted."""
+    totals = [total for total in rewards_of(runs, weights) if total is not None]
+    solved = sum(total >= success for total in totals)
+    interval = wilson(solved, len(totals)) if totals else None
+    return {
+        "eval/accuracy": solved / len(totals) if totals else None,
+        "eval/interval": [interval.low, interval.high] if interval else None,
+        "eval/reward": sum(totals) / len(totals) if totals else None,
+        "eval/count": len(totals),
+        "eval/missing": len(runs) - len(totals),
+    }

@@ -1,0 +1,207 @@
+"""What the commands do: run a recipe to its summary and report, evaluate one, serve a model, write a report anew."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from whippletree import config
+from whippletree.build import Parts, build, engine_mask
+from whippletree.loop import Loop, evaluation
+from whippletree.report.curve import write_curve
+from whippletree.report.metrics import Metrics, read
+from whippletree.report.page import write_report
+from whippletree.report.rollouts import rollout_view
+from whippletree.report.sinks import make_sinks
+from whippletree.report.terminal import View
+from whippletree.run_directory import RunDirectory
+from whippletree.types import Task
+
+LIBRARIES = ("whippletree", "torch", "transformers", "tokenizers", "reasoning-gym", "openai")
+
+
+def run_recipe(
+    recipe: Path, settings: Sequence[str], *, runs: Path, fresh: bool, dry_run: bool, console: Console
+) -> dict[str, Any]:
+    """Train by a recipe, then write summary.json and report.html; returns the summary.
+
+    Raises:
+        ValueError: the recipe is refused, with the reason.
+    """
+    resolved = config.load(recipe, settings)
+    if dry_run:
+        print(config.dump(resolved), end="")
+        return {}
+    folder = runs / resolved.name
+    if fresh and folder.exists():
+        shutil.rmtree(folder)
+    directory = RunDirectory(folder, resolved)
+    try:
+        return asyncio.run(_run(resolved, directory, console))
+    finally:
+        directory.close()
+
+
+async def _run(recipe: config.Recipe, directory: RunDirectory, console: Console) -> dict[str, Any]:
+    started = time.perf_counter()
+    metrics = Metrics(directory.path, sinks=make_sinks(recipe.sinks, directory.path, recipe.model_dump(mode="json")))
+    console.print(f"loading {recipe.model.path}", highlight=False)
+    shown: list[View] = []
+    progress = lambda done, total: shown[-1].rollouts(done, total) if shown else None  # noqa: E731
+    async with build(recipe, directory.path, progress=progress) as parts:
+        pretrained = parts.policy.pretrained
+        number_type = str(pretrained.dtype).removeprefix("torch.")
+        header = {
+            "model": f"{recipe.model.path}, {number_type} ({pretrained.why})",
+            "method": recipe.method,
+            "task": f"{recipe.tasks.source} under {recipe.harness.agent.rsplit('/', 1)[-1]}",
+            "writes": str(directory.path),
+        }
+        with View(f"whippletree {recipe.name}", recipe.steps, header=header, console=console) as view:
+            shown.append(view)
+            loop = Loop(parts, directory, metrics, view)
+            await loop.train()
+    metrics.close()
+    summary = summarise(directory.path, recipe, seconds=time.perf_counter() - started, dtype=number_type)
+    directory.write_json("summary.json", summary)
+    directory.write_json("samples.json", samples(loop, parts))
+    rewrite_report(directory.path)
+    if summary["before"] is not None and summary["after"] is not None:
+        (low, high), (low_, high_) = summary["before_interval"], summary["after_interval"]
+        console.print(
+            f"solved before {summary['before']:.3f} [{low:.3f}, {high:.3f}], after {summary['after']:.3f} "
+            f"[{low_:.3f}, {high_:.3f}], in {summary['steps']} steps and {summary['seconds']:.0f} s "
+            f"({summary['median_step_seconds']:.2f} s a step)",
+            highlight=False,
+        )
+    console.print(f"{directory.path / 'summary.json'}\n{directory.path / 'report.html'}", highlight=False)
+    return summary
+
+
+def summarise(folder: Path, recipe: config.Recipe, *, seconds: float, dtype: str) -> dict[str, Any]:
+    """The figures of a run, out of its metrics."""
+    rows = read(folder / "metrics.jsonl")
+    evaluations = [row for row in rows if row.get("eval/accuracy") is not None]
+    first = next((row for row in evaluations if row["step"] == 0), {})
+    last = evaluations[-1] if evaluations and evaluations[-1]["step"] > 0 else {}
+    steps = [row["step_time"] for row in rows if "step_time" in row]
+    return {
+        "title": recipe.name,
+        "measure": "share of held-out tasks solved"
+        if recipe.evaluation.success != 1
+        else "share solved at the first try",
+        "before": first.get("eval/accuracy"),
+        "before_interval": first.get("eval/interval"),
+        "after": last.get("eval/accuracy"),
+        "after_interval": last.get("eval/interval"),
+        "held_out": last.get("eval/count") or first.get("eval/count"),
+        "steps": len(steps),
+        "seconds": seconds,
+        "median_step_seconds": statistics.median(steps) if steps else None,
+        "model": recipe.model.path,
+        "method": recipe.method,
+        "task": recipe.tasks.source,
+        "dtype": dtype,
+        "device": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "seed": recipe.seed,
+        "command": f"whippletree train {folder / 'config.toml'}",
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}},
+    }
+
+
+def samples(loop: Loop, parts: Parts, most: int = 6) -> list[dict[str, Any]]:
+    """A few rollouts of the last step as the report shows them, with the advantage of each token."""
+    if loop.last is None:
+        return []
+    rollouts, batch, learned = loop.last
+    by_turn = learned.advantage_N.split(batch.lengths_K.tolist())
+    turn, views = 0, []
+    for rollout in rollouts:
+        mine = by_turn[turn : turn + len(rollout.turns)]
+        turn += len(rollout.turns)
+        spread = max((float(a.abs().max()) for a in mine if len(a)), default=0.0)
+        decode = parts.policy.pretrained.tokenizer.decode
+        views.append((spread, rollout_view(rollout, [a.tolist() for a in mine], decode)))
+    views.sort(key=lambda pair: -pair[0])
+    return [view for _, view in views[:most]]
+
+
+def rewrite_report(folder: Path) -> Path:
+    """report.html and curve.svg of a run directory, from its files."""
+    if not (folder / "metrics.jsonl").exists():
+        raise ValueError(f"{folder} is not a run directory: it has no metrics.jsonl")
+    known = {name: folder / f"{name}.json" for name in ("summary", "samples")}
+    found = {name: json.loads(file.read_text()) if file.exists() else None for name, file in known.items()}
+    write_curve(folder)
+    return write_report(folder, summary=found["summary"] or {}, samples=found["samples"] or [])
+
+
+def evaluate_recipe(recipe: Path, settings: Sequence[str], *, checkpoint: Path | None, runs: Path) -> dict[str, Any]:
+    """The figures of the recipe's held-out tasks under its model, or under a checkpoint of a run."""
+    changes = [*settings, *([f'model.path="{checkpoint}"'] if checkpoint else [])]
+    resolved = config.load(recipe, changes)
+    if resolved.evaluation.tasks is None:
+        raise ValueError(f"{recipe} names no held-out tasks: add a table [evaluation.tasks]")
+    folder = runs / f"{resolved.name}-eval-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder.mkdir(parents=True)
+
+    async def run() -> dict[str, Any]:
+        async with build(resolved, folder, progress=lambda done, total: None) as parts:
+            rollouts = await parts.collector.evaluate("eval", parts.held_out)
+        weights = {reward.name: reward.weight for reward in resolved.rewards}
+        return evaluation(rollouts, weights, resolved.evaluation.success)
+
+    return {"model": resolved.model.path, **asyncio.run(run()), "turns": str(folder / "turns.sqlite")}
+
+
+async def serve_model(
+    model: str, *, host: str, port: int, store: Path, dtype: str, context: int | None, console: Console
+) -> None:
+    """Serve a model and capture every call, until interrupted."""
+    from whippletree.engine.torch import TorchEngine
+    from whippletree.gateway.app import create_app
+    from whippletree.gateway.render import Renderer
+    from whippletree.gateway.server import serve
+    from whippletree.gateway.sessions import Sessions
+    from whippletree.gateway.store import Store
+    from whippletree.models.pretrained import load
+    from whippletree.tree.families import prove
+
+    loaded = load(model, dtype=dtype, context=context)
+    mask = engine_mask(prove(loaded.model), loaded.dtype)
+    engine = TorchEngine(loaded.model, end_ids=loaded.end_ids, context=loaded.context, mask=mask)
+    turns = Store(store)
+    sessions = Sessions(turns)
+    name = f"serve/{time.strftime('%Y%m%d-%H%M%S')}"
+    session = await sessions.open(name, group=name, task=Task(id=name), stream=name, max_turns=1 << 30)
+    app = create_app(engine, Renderer(loaded.tokenizer), turns, sessions, model_name=Path(model).name)
+    try:
+        async with serve(app, host=host, port=port) as url:
+            console.print(
+                f"serving {model} in {loaded.dtype}; every call goes to {store}; Ctrl-C ends it", highlight=False
+            )
+            print(f"export OPENAI_BASE_URL={url}/v1\nexport OPENAI_API_KEY={session.secret}", flush=True)
+            await asyncio.Event().wait()
+    finally:
+        await sessions.close(name)
+        await turns.end_rollout(name, ending="done")
+        engine.close()
+        turns.close()
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except ImportError:
+        return "not installed"

@@ -1,0 +1,68 @@
+"""What a step says of itself, under the names that people already search for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from whippletree.collect import Collected
+from whippletree.credit.groups import std_within
+from whippletree.tree.fidelity import drift
+from whippletree.tree.grow import metrics as merges
+from whippletree.types import Batch, Rollout
+
+
+def collected_metrics(found: Collected, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Failures, missing rewards and groups that did not enter."""
+    missing = Counter(channel for rollout in rollouts for channel in rollout.info.get("reward_errors", {}))
+    return {
+        "rollouts/failed": found.failed.total(),
+        **{f"rollouts/failed/{blame}": count for blame, count in found.failed.items()},
+        "rollouts/truncated": sum(rollout.ending == "truncated" for rollout in rollouts),
+        "groups/dropped": found.dropped,
+        "groups/refused": found.refused,
+        **{f"rewards/{channel}/missing": count for channel, count in missing.items()},
+    }
+
+
+def batch_metrics(rollouts: Sequence[Rollout], batch: Batch) -> dict[str, float]:
+    """Rewards, lengths, merging and the sampler's entropy.
+
+    `entropy` is the mean of -log p over the sampled tokens, which estimates the entropy of the sampling policy in nats.
+    """
+    reward_R, length_R = batch.reward_R, batch.lengths_R.double()
+    spread_R = std_within(reward_R, batch.group_R)
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    cut_K = torch.tensor([turn.finish_reason == "length" for turn in turns])
+    channels = {}
+    for name, reward_r in zip(batch.channels, batch.reward_RC.T, strict=True):
+        known_r = reward_r[~reward_r.isnan()]
+        if len(known_r):
+            channels |= {
+                f"rewards/{name}/mean": float(known_r.mean()),
+                f"rewards/{name}/std": float(known_r.std(correction=0)),
+            }
+    merged = merges([(turn.prompt_ids, turn.reply_ids) for turn in turns], batch.group_R[batch.rollout_K].tolist())
+    return {
+        "reward": float(reward_R.mean()),
+        "reward_std": float(spread_R.mean()),
+        "frac_reward_zero_std": float((spread_R < 1e-6).double().mean()),
+        **channels,
+        "completions/mean_length": float(length_R.mean()),
+        "completions/min_length": float(length_R.min()),
+        "completions/max_length": float(length_R.max()),
+        "completions/clipped_ratio": float(cut_K.double().mean()) if turns else 0.0,
+        "turns/mean": len(turns) / len(rollouts),
+        "entropy": float(-batch.logp_old_N[batch.trainable_N].mean()) if batch.trainable_N.any() else 0.0,
+        "frac_untrainable_tokens": float((~batch.trainable_N).double().mean()) if batch.tokens else 0.0,
+        **{f"tree/{name}": value for name, value in merged.items()},
+    }
+
+
+def fidelity_metrics(logp_N: Tensor, batch: Batch) -> dict[str, float]:
+    """Mean and largest |log-prob at training - at sampling| over the tokens that went through the forward."""
+    seen_N = torch.where(logp_N.isnan(), batch.logp_old_N, logp_N)
+    return drift(seen_N, batch)
