@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -14,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from whippletree.gateway import chat
-from whippletree.gateway.calls import Call, Gateway
+from whippletree.gateway.calls import Call, Choice, Gateway
 from whippletree.gateway.errors import ApiError
 from whippletree.gateway.render import Renderer
 from whippletree.gateway.sessions import Sessions
@@ -22,7 +20,7 @@ from whippletree.gateway.store import Store
 from whippletree.types import Engine, Json
 
 KEEPALIVE = 15.0  # seconds of silence in a stream before an empty delta is sent
-SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 def create_app(
@@ -63,6 +61,7 @@ def create_app(
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
+    app.add_exception_handler(Exception, _own_fault)
     return app
 
 
@@ -74,56 +73,50 @@ class CallResponse(Response):
 
     def __init__(self, call: Call, *, keepalive: float) -> None:
         self.call, self.keepalive, self.background = call, keepalive, None
+        self._chunks, self._queue = chat.Chunks(call), asyncio.Queue[bytes]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer this request (ASGI)."""
-        answer = self._stream if self.call.ask.stream else self._whole
+        streams, running = self.call.ask.stream, self.call.session.running
+        run = asyncio.create_task(self.call.run(chat.kept, self._hear if streams else None))
+        running.add(run)
+        run.add_done_callback(running.discard)
+        run.add_done_callback(lambda _: self._queue.put_nowait(b""))
         watch = asyncio.create_task(_gone(receive))
+        watch.add_done_callback(lambda _: run.cancel())
         try:
-            await answer(scope, receive, send, watch)
+            data = await self._next() if streams else b""
+            error = None if data else await _error_of(run)
+            if error:
+                await _error(error)(scope, receive, send)
+            elif streams:
+                await self._stream(data, run, send)
+            else:
+                await _json(200, chat.completion(self.call, self.call.choices))(scope, receive, send)
         finally:
             watch.cancel()
+            run.cancel()
+            await asyncio.wait({run})  # so that an abandoned turn is on disk before the server may end
 
-    def _start(self, watch: asyncio.Task[None], run: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(run)
-        self.call.session.running.add(task)
-        task.add_done_callback(self.call.session.running.discard)
-        watch.add_done_callback(lambda _: task.cancel())  # also when this response itself is cancelled
-        return task
-
-    async def _whole(self, scope: Scope, receive: Receive, send: Send, watch: asyncio.Task[None]) -> None:
-        run = self._start(watch, self.call.run(chat.kept))
-        await asyncio.wait({run})
-        error = _error_of(run)
-        reply = _error(error) if error else _json(200, chat.completion(self.call, self.call.choices))
-        await reply(scope, receive, send)
-
-    async def _stream(self, scope: Scope, receive: Receive, send: Send, watch: asyncio.Task[None]) -> None:
-        chunks, queue = chat.Chunks(self.call), asyncio.Queue[bytes]()
-        run = self._start(watch, self.call.run(chat.kept, lambda *heard: queue.put_nowait(chunks.delta(*heard))))
-        run.add_done_callback(lambda _: queue.put_nowait(b""))
-        started = False
-        while data := await self._next(queue, chunks):
-            if not started:
-                await send({"type": "http.response.start", "status": 200, "headers": _encoded(SSE)})
-                started = True
+    async def _stream(self, data: bytes, run: asyncio.Task[None], send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": SSE})
+        while data:
             await send({"type": "http.response.body", "body": data, "more_body": True})
-        error = _error_of(run)
-        if error and not started:
-            await _error(error)(scope, receive, send)
-            return
-        if not started:
-            await send({"type": "http.response.start", "status": 200, "headers": _encoded(SSE)})
-        last = chat.event(chat.error_body(error)) if error else chunks.ends()
+            data = await self._next()
+        error = await _error_of(run)
+        last = chat.event(chat.error_body(error)) if error else self._chunks.ends()
         await send({"type": "http.response.body", "body": last})
 
-    async def _next(self, queue: asyncio.Queue[bytes], chunks: chat.Chunks) -> bytes:
-        """The events that are ready, at least one; b"" when the call has run."""
+    def _hear(self, choice: Choice, parts: list[str | Json]) -> None:
+        self._queue.put_nowait(self._chunks.delta(choice, parts))
+
+    async def _next(self) -> bytes:
+        """The next events; b"" when the call has run."""
         try:
             async with asyncio.timeout(self.keepalive):
-                return await queue.get()
+                return await self._queue.get()
         except TimeoutError:
-            return chunks.alive()
+            return self._chunks.alive()
 
 
 async def _gone(receive: Receive) -> None:
@@ -131,8 +124,9 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _error_of(run: asyncio.Task[None]) -> ApiError | None:
-    """Why the run gave no reply; `None` if it did."""
+async def _error_of(run: asyncio.Task[None]) -> ApiError | None:
+    """Why the run gave no reply, once it is over; `None` if it gave one."""
+    await asyncio.wait({run})
     if run.cancelled():
         return ApiError(400, "this rollout has ended, so its running calls were ended too", code="rollout_ended")
     error = run.exception()
@@ -170,17 +164,13 @@ def _secret(request: Request) -> str | None:
 
 
 def _json(status: int, body: Json, headers: dict[str, str] | None = None) -> Response:
-    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    content = json.dumps(body, separators=(",", ":")).encode()
     return Response(content, status, headers, media_type="application/json")
 
 
 def _error(error: ApiError) -> Response:
     headers = {"retry-after": str(error.retry_after)} if error.retry_after else None
     return _json(error.status, chat.error_body(error), headers)
-
-
-def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
 def _api_error(request: Request, error: Exception) -> Response:
@@ -191,6 +181,11 @@ def _api_error(request: Request, error: Exception) -> Response:
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
     return _error(ApiError(error.status_code, f"{error.detail}: {request.method} is not served at this path"))
+
+
+def _own_fault(request: Request, error: Exception) -> Response:
+    """Our own bug: the client gets the API's shape, and the server's log the traceback."""
+    return _error(ApiError(500, f"the gateway failed: {type(error).__name__}: {error}", code="server_error"))
 
 
 def _client_gone(request: Request, error: Exception) -> Response:

@@ -107,7 +107,7 @@ def ask_of(body: bytes, *, default_model: str) -> Ask:
 def _object(body: bytes) -> Json:
     try:
         request = json.loads(body)
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are
+    except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise bad_request(f"a request body is one JSON object, but this one cannot be read: {error}") from error
     if not isinstance(request, dict):
         raise bad_request(f"a request body is one JSON object, but this one is a {type(request).__name__}")
@@ -203,7 +203,7 @@ class Chunks:
 
     def alive(self) -> bytes:
         """An empty delta, so that a waiting client sees that the call is alive."""
-        return event({**self._base, "choices": [{"index": 0, "delta": {}, "finish_reason": None}]})
+        return self._event(self._call.choices[0], {})
 
     def _part(self, choice: Choice, part: str | Json) -> bytes:
         if isinstance(part, str):
@@ -227,7 +227,7 @@ class Chunks:
 
 def event(data: Json) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
 def error_body(error: ApiError) -> Json:

@@ -8,18 +8,18 @@ whenever the new messages extend the old ones and our reply among them; what was
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-from whippletree.gateway.errors import bad_request
+from whippletree.gateway.errors import ApiError, bad_request
 from whippletree.gateway.toolcalls import ToolFormat, format_of
 from whippletree.types import Json
 
 SENTINEL = "\u2063reply\u2063stands\u2063here\u2063"  # invisible separators: no template and no harness writes them
-CACHED = 1024  # renderings
+CACHED = 256  # texts
 A_TOOL: Json = {
     "type": "function",
     "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
@@ -40,7 +40,8 @@ class Renderer:
                 f"has no chat_template; use an instruction-tuned model, or set tokenizer.chat_template"
             )
         self.tokenizer = tokenizer
-        self._cache: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._ids = lru_cache(CACHED)(self._tokenized)  # a group's rollouts share their prompts
+        self._special = frozenset(tokenizer.all_special_ids)
         probe = [{"role": "user", "content": "x"}]
         self.has_tools = self._text(probe, [A_TOOL]) != self._text(probe, [])
         self.tool_format: ToolFormat | None = (
@@ -66,15 +67,7 @@ class Renderer:
                 after = self._after_reply(chat, tools, place, ids[-1])
                 if after is not None:
                     return ids + after, keys[-1]
-        return self._whole(chat, tools, keys[-1]), keys[-1]
-
-    def _whole(self, chat: list[Json], tools: Sequence[Json], key: bytes) -> tuple[int, ...]:
-        if key not in self._cache:
-            self._cache[key] = self._ids(self._text(chat, tools))
-        self._cache.move_to_end(key)
-        if len(self._cache) > CACHED:
-            self._cache.popitem(last=False)
-        return self._cache[key]
+        return self._ids(self._text(chat, tools)), keys[-1]
 
     def _after_reply(self, chat: list[Json], tools: Sequence[Json], place: int, last_id: int) -> tuple[int, ...] | None:
         """Ids of what the template writes after the text of message `place`; `None` if its text cannot be found.
@@ -83,12 +76,18 @@ class Renderer:
         reply was cut, the closing is context.
         """
         marked = [*chat[:place], {"role": "assistant", "content": SENTINEL}, *chat[place + 1 :]]
-        parts = self._text(marked, tools).split(SENTINEL)
+        try:
+            parts = self._text(marked, tools).split(SENTINEL)
+        except ApiError:  # some templates refuse a tool's answer where no call stands before it
+            return None
         if len(parts) != 2:
             return None
         ids = self._ids(parts[1])
-        closed = bool(ids) and ids[0] == last_id and last_id in self.tokenizer.all_special_ids
-        return ids[1:] if closed else ids
+        if last_id in self._special and last_id in ids:
+            end = ids.index(last_id)
+            if not self.tokenizer.decode(ids[:end]).strip():
+                return ids[end + 1 :]
+        return ids
 
     def _check_tools(self, tools: Sequence[Json]) -> None:
         if tools and self.tool_format is None:
@@ -104,7 +103,11 @@ class Renderer:
             raise bad_request(f"the model's chat template refuses these messages: {error}", param="messages") from error
         return text
 
-    def _ids(self, text: str) -> tuple[int, ...]:
+    def _tokenized(self, text: str) -> tuple[int, ...]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise bad_request(f"messages are Unicode text, but these hold half a character: {error}") from error
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
