@@ -85,10 +85,8 @@ def borrowed_from_methods(path: str, text: str) -> list[str]:
     if method_name(path) is None:
         return []
     prefix = f"{PACKAGE}.methods."
-    taken = [(line, name.removeprefix(prefix)) for line, name in imported(path, text) if name.startswith(prefix)]
-    found = [
-        f"{path}:{line} imports {n}" for line, n in taken if "." in n and n[0] != "_" and n.split(".")[1] != "METHOD"
-    ]
+    inside = re.compile(re.escape(prefix) + r"(?!_)\w+[.](?!METHOD$)")
+    found = [f"{path}:{line} imports {name}" for line, name in imported(path, text) if inside.match(name)]
     aliases = {
         alias.asname or alias.name
         for node in ast.walk(ast.parse(text))
