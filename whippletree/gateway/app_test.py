@@ -224,6 +224,9 @@ async def test_an_over_long_prompt_is_400_and_says_so(desk: MakeDesk):
     status, error = await error_of(made, "x" * 50)
     assert (status, error["code"]) == (400, "context_length_exceeded")
     assert "maximum context length is 50 tokens" in error["message"]
+    session = await made.open()
+    await made.ask(session, "x" * 50)
+    assert "maximum context length" in session.truncated
 
 
 async def test_an_empty_prompt_is_400(desk: MakeDesk, tmp_path: Path):

@@ -111,10 +111,9 @@ class Call:
         if not self.prompt_ids:
             raise bad_request("a prompt needs at least one token, but these messages render to none", param="messages")
         if room < 1:
-            raise bad_request(
+            raise session.refused(
                 f"this model's maximum context length is {gateway.engine.context} tokens, but the messages are "
                 f"{len(self.prompt_ids)} and a reply needs at least one",
-                param="messages",
                 code="context_length_exceeded",
             )
         session.count_call(ask.n)
@@ -152,8 +151,7 @@ class Call:
                 raise
             await self._keep(self.choices, form)
         for choice in self.choices:
-            key = thread_key(self._key, choice.message)
-            self.session.threads[key] = self.prompt_ids + tuple(choice.ids)
+            self.session.remember(thread_key(self._key, choice.message), self.prompt_ids + tuple(choice.ids))
 
     def _choice(self, index: int, name: str) -> Choice:
         """A choice whose random numbers are its own, whatever else runs and in whatever order it arrived."""

@@ -16,6 +16,8 @@ from whippletree.gateway.errors import ApiError, bad_request
 from whippletree.gateway.store import Store
 from whippletree.types import Task
 
+REMEMBERED = 2**21  # tokens of earlier turns that a rollout keeps in memory, 8 bytes each
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingDefaults:
@@ -36,9 +38,11 @@ class Session:
     defaults: SamplingDefaults
     max_turns: int
     failure: str = ""  # why the engine or the store failed a call of this rollout; "" when none did
+    truncated: str = ""  # which limit, of turns or of the window, refused a call of this rollout
     calls: int = 0
     threads: dict[bytes, tuple[int, ...]] = field(default_factory=dict, repr=False)  # see render.Renderer.prompt
     running: set[asyncio.Task[Any]] = field(default_factory=set, repr=False)
+    _remembered: int = 0  # tokens in `threads`
     _taken: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set), repr=False)
 
     def base_url(self, server: str) -> str:
@@ -52,10 +56,22 @@ class Session:
             ApiError: the rollout has used up its turns (400: a harness in a loop must end, not wait).
         """
         if self.calls + choices > self.max_turns:
-            raise bad_request(
+            raise self.refused(
                 f"a rollout may take {self.max_turns} turns, and this one has used them", code="turn_limit_exceeded"
             )
         self.calls += choices
+
+    def refused(self, message: str, *, code: str) -> ApiError:
+        """The error of a call that passes a limit of this rollout, noted in `truncated`."""
+        self.truncated = message
+        return bad_request(message, code=code, param="messages")
+
+    def remember(self, key: bytes, ids: tuple[int, ...]) -> None:
+        """Keep a turn for later calls to continue; the oldest turns are forgotten beyond REMEMBERED tokens."""
+        self._remembered += len(ids) - len(self.threads.pop(key, ()))
+        self.threads[key] = ids
+        while self._remembered > REMEMBERED and len(self.threads) > 1:
+            self._remembered -= len(self.threads.pop(next(iter(self.threads))))
 
     @contextmanager
     def occurrences(self, digest: str, count: int) -> Iterator[list[int]]:
