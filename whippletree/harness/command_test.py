@@ -128,8 +128,9 @@ async def test_a_command_may_clean_up_before_it_is_killed(tmp_path: Path):
     assert (tmp_path / "saved").read_text() == "saved\n"
 
 
-async def test_a_child_left_behind_by_a_command_that_ended_well_is_ended(tmp_path: Path):
-    outcome = await run(f"sleep 99 & echo $! > {tmp_path}/pids; echo 1 > reward.json")
+@pytest.mark.parametrize("start", ["", "env -i "])  # also one that forgets its environment is in the group
+async def test_a_child_left_behind_by_a_command_that_ended_well_is_ended(tmp_path: Path, start: str):
+    outcome = await run(f"{start}sleep 99 & echo $! > {tmp_path}/pids; echo 1 > reward.json")
     assert (outcome.ending, outcome.rewards) == ("done", {"reward": 1.0})
     assert gone((await pids(tmp_path / "pids", count=1))[0])
 

@@ -40,8 +40,8 @@ def test_a_judge_that_hangs_is_ended_and_the_next_question_gets_a_new_one():
     judge = Judge(limit=0.0)  # no answer comes at once, as if it hung
     try:
         with pytest.raises(TimeoutError, match="more than 0 s"):
-            judge.equal({"expected": "1", "reply": "1"})
-        judge.limit = 30.0
+            judge.equal({"expected": "1", "reply": "2"})
+        judge.limit = 30.0  # and the answer to the first is not taken for that to the second
         assert judge.equal({"expected": "1", "reply": "1"})
     finally:
         judge.close()
