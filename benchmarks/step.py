@@ -19,6 +19,7 @@ from typing import Any
 
 import reasoning_gym
 
+from benchmarks.reward import KINDS
 from benchmarks.worker import Json, Worker
 from whippletree.models.smollm2 import smollm2
 
@@ -89,6 +90,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=1, help="steps of each side before that")
     parser.add_argument("--model", type=Path, help="a Hugging Face folder; default: the model of the quickstart")
     parser.add_argument("--trl-python", type=Path, default=HERE.parent / ".venv-trl" / "bin" / "python")
+    parser.add_argument("--reward", choices=KINDS, default="exact", help="see benchmarks/reward.py")
     parser.add_argument("--only", choices=["whippletree", "trl"], help="measure one side")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "step.json")
     return parser.parse_args()
@@ -101,9 +103,10 @@ def main() -> None:
         tasks, steps = Path(folder) / "tasks.jsonl", options.steps + options.warmup
         write_tasks(tasks, tasks=PROMPTS * steps)
         given = ["--model", str(options.model or smollm2()), "--tasks", str(tasks), "--steps", str(steps)]
+        given += ["--reward", options.reward]
         commands = {
             "whippletree": [sys.executable, "-m", "benchmarks.ours_step", *given],
-            "trl": [str(options.trl_python), str(HERE / "trl" / "step.py"), *given],
+            "trl": [str(options.trl_python), "-m", "benchmarks.trl.step", *given],
         }
         chosen = {name: command for name, command in commands.items() if options.only in (None, name)}
         workers = {name: stack.enter_context(Worker(command)) for name, command in chosen.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.reward import reward
 from benchmarks.step import interleave, summary, table, write_tasks
 from benchmarks.worker import Worker
 
@@ -80,3 +81,13 @@ def test_tasks_are_sums_of_two_digits_with_their_answers(tmp_path: Path) -> None
     assert [str(int(a) + (int(b) if sign == "+" else -int(b))) for a, sign, b in map(str.split, sums)] == [
         row["answer"] for row in rows
     ]
+
+
+def test_rewards_by_hand() -> None:
+    assert reward("3 + 4 = 7", "7", kind="exact") == 1.0
+    assert reward("7 is 3 + 4", "7", kind="exact") == 0.0
+    assert reward("no number", "7", kind="exact") == 0.0
+    # the last number is 9, at distance 2; two characters
+    assert reward("=9", "7", kind="dense") == 1 / 3 + 0.002
+    assert reward("no", "7", kind="dense") == 0.002
+    assert reward("9" * 50, "7", kind="dense") < 0.06

@@ -7,9 +7,11 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+ROOT = Path(__file__).parent.parent
 Json = dict[str, Any]
 
 
@@ -24,7 +26,7 @@ class Worker:
         self.command = list(command)
         self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
         self.process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, cwd=ROOT
         )
 
     def __enter__(self) -> Worker:

@@ -28,6 +28,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.reward import KINDS, reward
+
 GROUP = 8  # rollouts a prompt
 
 
@@ -39,7 +41,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=8, help="prompts a step, each with 8 rollouts")
     parser.add_argument("--reply-tokens", type=int, default=12)
     parser.add_argument("--learning-rate", type=float, default=2e-5)
-    parser.add_argument("--micro-batch", type=int, default=64, help="rollouts in one forward and backward")
+    parser.add_argument("--reward", choices=KINDS, default="exact")
+    parser.add_argument("--micro-batch", type=int, default=8, help="rollouts in one forward and backward")
     parser.add_argument("--weights", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--autocast", choices=["bf16", "no"], default="bf16")
     parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa")
@@ -50,14 +53,15 @@ def arguments() -> argparse.Namespace:
 class Gate(TrainerCallback):
     """Waits for `go` before each step and prints what the step took; the wait is outside the clock."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, kind: str) -> None:
+        self.kind = kind
         self.out, self.start, self.cpu, self.tokens, self.rewards = out, 0.0, 0.0, 0, [0.0]
 
-    def reward(self, completions: list[Any], completion_ids: list[Any], answer: list[str], **_: Any) -> list[float]:
-        """1 where the answer is the last word of the reply; counts the sampled tokens in passing."""
+    def earned(self, completions: list[Any], completion_ids: list[Any], answer: list[str], **_: Any) -> list[float]:
+        """What the replies earn; counts the sampled tokens in passing."""
         self.tokens = sum(len(ids) for ids in completion_ids)
-        words = [(completion[0]["content"].split() or [""])[-1].rstrip(".") for completion in completions]
-        self.rewards = [float(word == right) for word, right in zip(words, answer, strict=True)]
+        texts = [completion[0]["content"] for completion in completions]
+        self.rewards = [reward(text, right, kind=self.kind) for text, right in zip(texts, answer, strict=True)]
         return self.rewards
 
     def say(self, row: dict[str, Any]) -> None:
@@ -111,11 +115,11 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     dtype = getattr(torch, options.weights)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, attn_implementation=options.attention)
-    gate = Gate(out)
+    gate = Gate(out, options.reward)
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=model,
-            reward_funcs=gate.reward,
+            reward_funcs=gate.earned,
             args=config(options, folder),
             train_dataset=Dataset.from_list([json.loads(line) for line in options.tasks.read_text().splitlines()]),
             processing_class=tokenizer,
