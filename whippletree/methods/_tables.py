@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from whippletree.types import Batch, Forward
+from whippletree.types import Batch, Forward, Objective
 
 
 def table(
@@ -54,6 +54,16 @@ def gradient(forward: Forward, loss_N: Tensor, weight_N: Tensor | None = None) -
         return torch.zeros_like(forward.logp_N)
     (found,) = torch.autograd.grad(total, forward.logp_N, allow_unused=True, retain_graph=True)
     return torch.zeros_like(forward.logp_N) if found is None else found
+
+
+def moves(objective: Objective, *cases: tuple[float, float]) -> list[bool]:
+    """For each (ratio to the sampler, advantage): whether a token in a turn of its own gets a gradient."""
+    zeros = [0.0] * len(cases)
+    columns = dict.fromkeys(("return_N", "value_N", "ref_logp_N", "logp_train_N"), zeros)
+    batch = table([[1] * len(cases)], rewards=[1.0]).with_extra(**{n: torch.tensor(x) for n, x in columns.items()})
+    forward = forward_of([math.log(ratio) for ratio, _ in cases], value_N=zeros, entropy_N=zeros)
+    loss_N = objective(forward, torch.tensor([advantage for _, advantage in cases]), batch)
+    return [slope != 0 for slope in gradient(forward, loss_N).tolist()]
 
 
 # Two groups, unequal rewards and lengths, several turns. Sampled at probability 1/2, but for one token at 1/4.

@@ -89,6 +89,8 @@ def untrainable_tokens_are_as_if_never_sampled(method: Method, batch: Batch) -> 
     }
     unknown = replace(batch, logp_old_N=torch.where(gone_N, torch.nan, batch.logp_old_N)).with_extra(**columns)
     leaf_N = torch.where(gone_N, torch.nan, policy(batch).detach()).requires_grad_()
+    loss_N = losses(method, unknown, leaf_N, method.credit(unknown), method.average(unknown))
+    assert (loss_N[gone_N] == 0).all(), f"tokens that may not train have the loss {loss_N[gone_N].tolist()}"
     got = gradient(method, unknown, leaf_N)
     assert (got[gone_N] == 0).all(), f"tokens that may not train got the gradient {got[gone_N].tolist()}"
     torch.testing.assert_close(got, gradient(method, _without(batch, gone_N), policy(batch)))

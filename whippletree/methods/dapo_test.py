@@ -40,7 +40,7 @@ def test_a_group_enters_only_if_its_rewards_differ() -> None:
     assert METHOD.accept is rewards_differ
     assert rewards_differ(torch.tensor([1.0, 0.0, 1.0]))
     assert not rewards_differ(torch.tensor([1.0, 1.0]))
-    assert not rewards_differ(torch.tensor([0.0]))
+    assert not rewards_differ(torch.tensor([0.0])) and not rewards_differ(torch.tensor([torch.nan]))
     assert not rewards_differ(torch.tensor([1.0, torch.nan]))  # an unknown reward is not a different one
 
 

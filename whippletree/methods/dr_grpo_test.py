@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from whippletree.methods._tables import WORKED, forward_of, gradient, table
+from whippletree.methods._tables import WORKED, forward_of, gradient, moves, table
 from whippletree.methods._toy import learn, negated
 from whippletree.methods.dr_grpo import METHOD
 
@@ -28,6 +28,12 @@ def test_a_nearly_solved_task_is_not_raised() -> None:
     # 7 of 8 right: the one wrong rollout is 0 - 7/8 here; over the std of sqrt(7)/8 * sqrt(8/7) it would be -2.5
     batch = table([[1]] * 8, rewards=[1.0] * 7 + [0.0])
     torch.testing.assert_close(METHOD.credit(batch)[-1], torch.tensor(-0.875))
+
+
+def test_the_clip_range() -> None:
+    # within and beyond 1.2 for a good token, 0.8 for a bad one
+    seen = moves(METHOD.objective, (1.19, 1), (1.21, 1), (0.81, -1), (0.79, -1))
+    assert seen == [True, False, True, False]
 
 
 def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated() -> None:

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from whippletree.methods._tables import HALF, WORKED, forward_of, gradient, table
+from whippletree.methods._tables import HALF, WORKED, forward_of, gradient, moves, table
 from whippletree.methods._toy import learn, negated
 from whippletree.methods.gspo import METHOD
 
@@ -29,6 +29,12 @@ def test_a_turn_is_clipped_as_a_whole_by_its_mean() -> None:
     expected_N = torch.tensor([-1.0001, -1.0001, 0.0, 0.0])  # -exp(1e-4)
     torch.testing.assert_close(gradient(forward, loss_N), expected_N)
     torch.testing.assert_close(loss_N.detach(), torch.tensor([-1.0001, -1.0001, -1.0004, -1.0004]))
+
+
+def test_the_clip_range() -> None:
+    # within and beyond 1.0004 for a good token, 0.9997 for a bad one
+    seen = moves(METHOD.objective, (1.00038, 1), (1.00042, 1), (0.99972, -1), (0.99968, -1))
+    assert seen == [True, False, True, False]
 
 
 def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated() -> None:

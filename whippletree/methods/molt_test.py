@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whippletree import credit, objective
-from whippletree.methods._tables import HALF, WORKED, forward_of, gradient, table
+from whippletree.methods._tables import HALF, WORKED, forward_of, gradient, moves, table
 from whippletree.methods._toy import learn, negated
 from whippletree.methods.molt import CLAIM, METHOD, gradient_error, lag
 from whippletree.types import Batch
@@ -124,6 +124,12 @@ def test_the_claim_measures_what_it_says_on_one_seed() -> None:
     error = {name: CLAIM.measure(arm, 2) for name, arm in {"off": CLAIM.baseline, "on": CLAIM.method}.items()}
     assert 0 < error["on"] < error["off"] < 1
     assert CLAIM.measure(CLAIM.arms["mask 0.99-1.01"], 2) > error["off"]  # the tight band leaves next to nothing
+
+
+def test_the_clip_range() -> None:
+    # within and beyond 1.2 for a good token, 0.8 for a bad one
+    seen = moves(METHOD.objective, (1.19, 1), (1.21, 1), (0.81, -1), (0.79, -1))
+    assert seen == [True, False, True, False]
 
 
 def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated() -> None:

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from whippletree.methods._tables import HALF, WORKED, forward_of, gradient, table
+from whippletree.methods._tables import HALF, WORKED, forward_of, gradient, moves, table
 from whippletree.methods._toy import learn, negated
 from whippletree.methods.ppo import ADVANTAGE, METHOD
 from whippletree.types import Services
@@ -42,6 +42,12 @@ def test_the_gradient_on_policy_by_hand_at_policy_and_value() -> None:
 def test_a_value_that_is_right_leaves_nothing_to_learn() -> None:
     batch = table([[2], [1]], rewards=[1.0, 0.0], old=HALF, value_N=[1.0, 1.0, 0.0])
     assert (METHOD.credit(batch) == 0).all()
+
+
+def test_the_clip_range() -> None:
+    # within and beyond 1.2 for a good token, 0.8 for a bad one
+    seen = moves(METHOD.objective, (1.19, 1), (1.21, 1), (0.81, -1), (0.79, -1))
+    assert seen == [True, False, True, False]
 
 
 def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated() -> None:

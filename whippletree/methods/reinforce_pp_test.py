@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from whippletree.methods._tables import HALF, WORKED, forward_of, gradient, table
+from whippletree.methods._tables import HALF, WORKED, forward_of, gradient, moves, table
 from whippletree.methods._toy import learn, negated
 from whippletree.methods.reinforce_pp import METHOD
 
@@ -31,6 +31,12 @@ def test_drifting_from_the_reference_costs_even_with_equal_rewards() -> None:
     # kl = 1 on the first rollout's token, 0 on the second's: A = 1 - 0.01 and 1, whitened to -1 and 1
     batch = table([[1], [1]], rewards=[1.0, 1.0], old=HALF, ref_logp_N=[HALF - 1, HALF])
     torch.testing.assert_close(METHOD.credit(batch), torch.tensor([-1.0, 1.0]), atol=1e-4, rtol=0)
+
+
+def test_the_clip_range() -> None:
+    # within and beyond 1.2 for a good token, 0.8 for a bad one
+    seen = moves(METHOD.objective, (1.19, 1), (1.21, 1), (0.81, -1), (0.79, -1))
+    assert seen == [True, False, True, False]
 
 
 def test_it_learns_the_toy_and_unlearns_it_with_the_credit_negated() -> None:

@@ -21,4 +21,6 @@ def test_sums_and_means_over_turns_and_rollouts_by_hand() -> None:
     assert sum_over(x_N, BATCH, level="turn").tolist() == [3, 3, 5, 7]
     assert sum_over(x_N, BATCH, level="rollout").tolist() == [8, 8, 8, 7]
     assert mean_over(x_N, BATCH, level="turn").tolist() == [3, 3, 5, 7]  # one trainable token in the first turn
+    nothing = table([[1]], rewards=[1.0], old=NAN)
+    assert mean_over(masked(torch.ones(1), nothing), nothing, level="turn").tolist() == [0]
     assert mean_over(x_N, BATCH, level="rollout").tolist() == [4, 4, 4, 7]
