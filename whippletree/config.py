@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import difflib
+import re
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from whippletree import toml
+
 
 class Section(BaseModel):
-    """A table of a recipe: frozen, and closed to keys it does not know."""
+    """A table of a recipe: frozen, closed to keys it does not know, and numbers are finite and not written as text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def changed(self, *names: str) -> list[str]:
+        """Those of these settings that are not at their default, so that they are meant to do something."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
 
 class ModelSection(Section):
@@ -27,16 +35,26 @@ class ModelSection(Section):
 
 
 class TasksSection(Section):
-    kind: Literal["jsonl", "reasoning_gym", "hub"] = "reasoning_gym"
+    kind: Literal["jsonl", "reasoning_gym", "hub"] = Field("reasoning_gym", description="where tasks come from")
     source: str = Field(description="a file, the name of a reasoning-gym dataset, or of a Hugging Face dataset")
-    size: int | None = Field(None, ge=1, description="how many tasks; default: all there are")
-    seed: int = Field(0, description="of the generated tasks")
+    size: int | None = Field(None, ge=1, description="how many; default: all there are, 1000 of reasoning-gym")
+    seed: int = Field(0, description="of generated tasks")
     settings: dict[str, Any] = Field(default_factory=dict, description="passed to the source as they are")
+
+    @model_validator(mode="after")
+    def _each_setting_has_one_place(self) -> TasksSection:
+        if taken := sorted({"kind", "path", "dataset", "size", "seed"} & set(self.settings)):
+            raise ValueError(
+                f"settings must not hold {', '.join(taken)}: set kind, source, size and seed beside settings"
+            )
+        if self.kind != "reasoning_gym" and self.changed("seed"):
+            raise ValueError(f"seed has no effect on tasks of kind {self.kind!r}, which are not generated: remove it")
+        return self
 
 
 class HarnessSection(Section):
-    kind: Literal["function", "command"] = "function"
-    agent: str = Field(description="module:function or file.py:function, or the command line to start")
+    kind: Literal["function", "command"] = Field("function", description="how the agent is started")
+    agent: str = Field(description="module:function or file.py:function, or the command line to start", min_length=1)
     timeout: float = Field(120.0, gt=0, description="seconds a rollout may take")
     concurrency: int = Field(64, ge=1, description="rollouts that run at once")
     environment: dict[str, str] = Field(default_factory=dict, description="further variables of a command")
@@ -44,47 +62,55 @@ class HarnessSection(Section):
     @model_validator(mode="after")
     def _environment_needs_a_command(self) -> HarnessSection:
         if self.kind == "function" and self.environment:
-            raise ValueError("harness.environment has no effect on a function, which runs in this process: remove it")
+            raise ValueError("environment has no effect on a function, which runs in this process: remove it")
         return self
 
 
 class RewardSection(Section):
-    name: str = Field(description="the channel's name")
+    name: str = Field(description="the channel's name", min_length=1)
     function: str = Field(description="module:function or file.py:function, an async function of a Rollout")
-    weight: float = Field(1.0, description="what the channel counts in the total")
+    weight: float = Field(1.0, description="what the channel counts in the total; 0: it is only watched")
 
 
 class SamplingSection(Section):
-    tasks_per_step: int = Field(8, ge=1)
+    tasks_per_step: int = Field(8, ge=1, description="groups of one update")
     rollouts_per_task: int = Field(8, ge=1, description="G, the size of a group")
     reply_tokens: int = Field(512, ge=1, description="most tokens of one reply, not of a rollout")
     turns: int = Field(64, ge=1, description="most calls of one rollout")
-    temperature: float = Field(1.0, gt=0, description="of training rollouts; evaluation is greedy")
+    temperature: float = Field(1.0, gt=0, description="of training rollouts")
     on_failure: Literal["resample", "drop", "keep"] = Field(
         "resample", description="a failed rollout is run again, its group is dropped, or its group goes on without it"
     )
     retries: int = Field(2, ge=0, description="how often a failed rollout is run again before its group is dropped")
 
+    @model_validator(mode="after")
+    def _retries_need_resampling(self) -> SamplingSection:
+        if self.on_failure != "resample" and self.changed("retries"):
+            raise ValueError(f"retries has no effect with on_failure = {self.on_failure!r}: remove it")
+        return self
+
 
 class UpdateSection(Section):
-    learning_rate: float = Field(1e-6, gt=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    epsilon: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    learning_rate: float = Field(1e-6, gt=0, description="after the warm-up")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean gradient, a step")
+    beta2: float = Field(0.999, ge=0, lt=1, description="decay of the mean squared gradient, a step")
+    epsilon: float = Field(1e-8, gt=0, description="added to the root of the mean squared gradient")
+    weight_decay: float = Field(0.0, ge=0, description="share of a weight lost in a step, in units of the rate")
     clip_norm: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: no clipping")
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="of the learning rate after the warm-up; the others end at 0 after the last step"
+    )
+    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises")
     epochs: int = Field(1, ge=1, description="passes over the rollouts of one step")
     minibatches: int = Field(1, ge=1, description="optimizer steps in one pass")
     token_budget: int = Field(4096, ge=1, description="places of one packed forward, padding included")
     lora_rank: int = Field(0, ge=0, description="0: all parameters are trained")
-    lora_alpha: float | None = Field(None, description="default: twice the rank")
+    lora_alpha: float | None = Field(None, gt=0, description="default: twice the rank")
 
     @model_validator(mode="after")
     def _alpha_needs_a_rank(self) -> UpdateSection:
         if self.lora_alpha is not None and not self.lora_rank:
-            raise ValueError("update.lora_alpha has no effect while update.lora_rank is 0: set a rank or remove it")
+            raise ValueError("lora_alpha has no effect while lora_rank is 0: set a rank or remove it")
         return self
 
 
@@ -93,7 +119,14 @@ class EvalSection(Section):
     every: int = Field(
         0, ge=0, description="steps between evaluations; 0: only before the first and after the last step"
     )
+    temperature: float = Field(0.0, ge=0, description="0: the most likely reply")
     success: float = Field(1.0, description="a rollout counts as solved from this total reward on")
+
+    @model_validator(mode="after")
+    def _settings_need_tasks(self) -> EvalSection:
+        if self.tasks is None and (idle := self.changed("every", "temperature", "success")):
+            raise ValueError(f"{_have(idle)} no effect without evaluation.tasks: name held-out tasks or remove it")
+        return self
 
 
 class FidelitySection(Section):
@@ -102,24 +135,35 @@ class FidelitySection(Section):
     )
     max_limit: float = Field(2.0, gt=0, description="the same for the worst token")
 
+    @model_validator(mode="after")
+    def _the_mean_can_pass_its_limit_first(self) -> FidelitySection:
+        if self.mean_limit >= self.max_limit:
+            raise ValueError(
+                f"mean_limit must be below max_limit, or it can never act, as no mean exceeds the maximum, but got "
+                f"{self.mean_limit} and {self.max_limit}"
+            )
+        return self
+
 
 class Recipe(Section):
     """A whole run."""
 
-    method: str = Field("grpo", description="a file of whippletree/methods")
-    name: str = Field("run", description="of the run directory, under runs/")
-    steps: int = Field(100, ge=1)
-    seed: int = 0
+    method: str = Field(description="a file of whippletree/methods; `whippletree methods` lists them")
+    name: str = Field("run", description="of the run directory under runs/: letters, digits and any of . _ -")
+    steps: int = Field(100, ge=1, description="updates of the policy")
+    seed: int = Field(0, description="of everything random: samples, order of tasks, adapters")
     checkpoint_every: int = Field(20, ge=0, description="steps; the last step always leaves one; 0: only the last")
-    keep_checkpoints: int = Field(2, ge=1)
-    sinks: tuple[str, ...] = Field((), description="besides metrics.jsonl: tensorboard, wandb, trackio, mlflow")
+    keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints that stay on disk")
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = Field(
+        (), strict=False, description="where metrics go besides metrics.jsonl"
+    )
     method_settings: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="keywords of the method's parts: {credit = {scale = 'none'}}"
     )
     model: ModelSection = ModelSection()
     tasks: TasksSection
     harness: HarnessSection
-    rewards: tuple[RewardSection, ...] = Field((), description="default: what the harness itself gives")
+    rewards: tuple[RewardSection, ...] = Field((), strict=False, description="default: what the harness itself gives")
     reward_timeout: float = Field(60.0, gt=0, description="seconds; a reward that takes longer is missing")
     sampling: SamplingSection = SamplingSection()
     update: UpdateSection = UpdateSection()
@@ -128,45 +172,59 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
+        sampling, update, context = self.sampling, self.update, self.model.context
+        if not re.fullmatch(r"\w[\w.-]*", self.name):
+            raise ValueError(f"name must be letters, digits and any of . _ -, as it is a folder, but got {self.name!r}")
         names = [reward.name for reward in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError(f"each reward channel needs a name of its own, but got {names}")
-        if self.update.warmup_steps >= self.steps:
+        if names and not any(reward.weight for reward in self.rewards):
+            raise ValueError(
+                f"the reward channels {names} all have weight 0, so nothing can be learned: give one a weight"
+            )
+        if update.warmup_steps >= self.steps:
             raise ValueError(
                 f"update.warmup_steps must be below steps, or the learning rate is never reached, but got "
-                f"{self.update.warmup_steps} of {self.steps}"
+                f"{update.warmup_steps} of {self.steps}"
             )
-        rollouts = self.sampling.tasks_per_step * self.sampling.rollouts_per_task
-        if self.update.minibatches > rollouts:
+        rollouts = sampling.tasks_per_step * sampling.rollouts_per_task
+        if update.minibatches > rollouts:
+            raise ValueError(f"a step has {rollouts} rollouts, too few for update.minibatches = {update.minibatches}")
+        if context is not None and sampling.reply_tokens >= context:
             raise ValueError(
-                f"a step has {rollouts} rollouts, too few for update.minibatches = {self.update.minibatches}"
+                f"sampling.reply_tokens must be below model.context, which holds prompt and reply, but got "
+                f"{sampling.reply_tokens} of {context}"
             )
-        if self.evaluation.every and self.evaluation.tasks is None:
+        return self
+
+    @model_validator(mode="after")
+    def _clipping_can_act(self) -> Recipe:
+        clip = sorted({"low", "high", "dual"} & set(self.method_settings.get("objective", ())))
+        if clip and self.update.epochs == self.update.minibatches == 1:
             raise ValueError(
-                "evaluation.every has no effect without evaluation.tasks: name held-out tasks or remove it"
-            )
-        if self.sampling.on_failure != "resample" and "retries" in self.sampling.model_fields_set:
-            raise ValueError(
-                f"sampling.retries has no effect with on_failure = {self.sampling.on_failure!r}: remove it"
+                f"method_settings.objective: {_have(clip)} no effect with one optimizer step for each batch, as the "
+                f"ratio it clips is 1 until the policy has moved: set update.epochs or update.minibatches, or remove it"
             )
         return self
 
 
 def load(path: str | Path, settings: Sequence[str] = ()) -> Recipe:
-    """The recipe of a TOML file, with `a.b=c` settings on top; relative agent and task files are found beside it.
+    """The recipe of a TOML file, with `a.b=c` settings on top; relative files and model folders are found beside it.
 
     Raises:
         ValueError: the file cannot be read, or a setting is unknown, impossible or without effect; says which and why.
     """
     path = Path(path)
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no recipe at {path}") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ValueError(f"the recipe {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
     for setting in settings:
-        _set(table, setting)
+        toml.change(table, setting)
     return parse(table, beside=path.parent)
 
 
@@ -175,85 +233,99 @@ def parse(table: Mapping[str, Any], *, beside: Path | None = None) -> Recipe:
     try:
         recipe = Recipe.model_validate(table)
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or 'recipe'}: {_words(e)}" for e in error.errors()]
+        lines = (f"  {_words([str(part) for part in each['loc']], each)}" for each in error.errors())
         raise ValueError("the recipe is refused:\n" + "\n".join(lines)) from None
     return _resolve(recipe, beside) if beside else recipe
 
 
 def dump(recipe: Recipe) -> str:
     """The resolved recipe as TOML that `load` reads back to an equal one."""
-    return "\n".join(_toml((), recipe.model_dump(exclude_none=True, mode="json"))).strip() + "\n"
+    return toml.dump(recipe.model_dump(exclude_none=True))
 
 
-def _words(error: Any) -> str:
-    if error["type"] == "extra_forbidden":
-        return "is not a setting; the known ones are in `whippletree train --help` and docs/recipes.md"
-    return (
-        f"{error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"
-        if error["loc"]
-        else error["msg"].removeprefix("Value error, ")
-    )
+def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two recipes differ, by dotted path; None where one has no such setting."""
+
+    def flat(value: Any, path: str = "") -> dict[str, Any]:
+        if not isinstance(value, dict) or not value:
+            return {path: value}
+        return {k: v for key, item in value.items() for k, v in flat(item, f"{path}.{key}" if path else key).items()}
+
+    a, b = flat(one.model_dump()), flat(other.model_dump())
+    return {key: (a.get(key), b.get(key)) for key in [*a, *(b.keys() - a.keys())] if a.get(key) != b.get(key)}
 
 
-def _set(table: dict[str, Any], setting: str) -> None:
-    """Apply `a.b=c`; c is read as TOML, and as plain text where it is none."""
-    path, equals, text = setting.partition("=")
-    if not equals or not path:
-        raise ValueError(f"a setting must look like update.learning_rate=1e-5, but got {setting!r}")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *tables, key = path.split(".")
-    for name in tables:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise ValueError(f"{setting!r}: {name} is not a table of the recipe")
-    table[key] = value
+def _have(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'}"
+
+
+def _words(path: list[str], error: Any) -> str:
+    """One refused setting in words: its dotted path, the rule, what came."""
+    where, kind, message = ".".join(path), error["type"], error["msg"]
+    if kind == "extra_forbidden":
+        return f"{where} is not a setting; {_known(path)}"
+    if kind == "missing":
+        return f"{where} is required: {_table(path[:-1]).model_fields[path[-1]].description or 'a table'}"
+    if kind == "value_error":
+        return ": ".join(filter(None, [where, message.removeprefix("Value error, ")]))
+    if kind == "model_type":
+        return f"{where} must be a table, but got {error['input']!r}"
+    rule = re.sub("^(Input|String) should", "must", message).replace("tuple", "array").replace("dictionary", "table")
+    return f"{where} {rule}, but got {error['input']!r}"
+
+
+def sections(section: type[Section]) -> dict[str, type[Section]]:
+    """The tables inside a table, by name; of an array of tables, the table it repeats."""
+    kinds = {name: (field.annotation, *get_args(field.annotation)) for name, field in section.model_fields.items()}
+    inside = ((name, kind) for name, options in kinds.items() for kind in options)
+    return {name: kind for name, kind in inside if isinstance(kind, type) and issubclass(kind, Section)}
+
+
+def _table(path: Sequence[str]) -> type[Section]:
+    """The table at a dotted path."""
+    section: type[Section] = Recipe
+    for name in path:
+        section = sections(section).get(name, section)  # an index into an array stays in its table
+    return section
+
+
+def _known(path: Sequence[str]) -> str:
+    """What could have been meant: the nearest name of the same table, or all of them."""
+    *above, name = path
+    names = list(_table(above).model_fields)
+    if near := difflib.get_close_matches(name, names, n=1):
+        return f"did you mean {'.'.join([*above, *near])}?"
+    return f"{'.'.join(above) or 'a recipe'} has {', '.join(names)}"
 
 
 def _resolve(recipe: Recipe, folder: Path) -> Recipe:
-    """File names made absolute, so that the run directory's copy of the recipe works from anywhere."""
+    """Files and folders beside the recipe made absolute, so that the run directory's copy works from anywhere."""
 
     def place(text: str) -> str:
+        found = folder / text
+        return str(found.resolve()) if text and found.exists() and not Path(text).is_absolute() else text
+
+    def function(text: str) -> str:
         file, colon, name = text.rpartition(":")
-        if colon and file.endswith(".py") and not Path(file).is_absolute() and (folder / file).exists():
-            return f"{(folder / file).resolve()}:{name}"
-        return text
+        return f"{place(file)}{colon}{name}" if file.endswith(".py") else text
+
+    def command(text: str) -> str:
+        """The words of a shell command, those that name files beside the recipe in full, the rest as it is."""
+        return "".join(
+            shlex.quote(place(word)) if (folder / word).is_file() else word for word in re.split(r"(\s+)", text)
+        )
 
     def tasks(section: TasksSection) -> TasksSection:
-        file = folder / section.source
-        found = section.kind == "jsonl" and not Path(section.source).is_absolute() and file.exists()
-        return section.model_copy(update={"source": str(file.resolve())}) if found else section
+        return section.model_copy(update={"source": place(section.source)}) if section.kind == "jsonl" else section
 
+    start = command if recipe.harness.kind == "command" else function
     held_out = recipe.evaluation.tasks
     return recipe.model_copy(
         update={
-            "harness": recipe.harness.model_copy(update={"agent": place(recipe.harness.agent)}),
-            "rewards": tuple(r.model_copy(update={"function": place(r.function)}) for r in recipe.rewards),
+            "model": recipe.model.model_copy(update={"path": place(recipe.model.path)}),
+            "harness": recipe.harness.model_copy(update={"agent": start(recipe.harness.agent)}),
+            "rewards": tuple(r.model_copy(update={"function": function(r.function)}) for r in recipe.rewards),
             "tasks": tasks(recipe.tasks),
             "evaluation": recipe.evaluation.model_copy(update={"tasks": held_out and tasks(held_out)}),
         }
     )
-
-
-def _toml(path: tuple[str, ...], table: Mapping[str, Any]) -> list[str]:
-    """Lines of a TOML table: its values, then its tables, then its arrays of tables."""
-    tables = {key: value for key, value in table.items() if isinstance(value, dict)}
-    arrays = {
-        key: value for key, value in table.items() if isinstance(value, list) and value and isinstance(value[0], dict)
-    }
-    lines = [f"{key} = {_value(value)}" for key, value in table.items() if key not in tables and key not in arrays]
-    for key, value in tables.items():
-        lines += ["", f"[{'.'.join([*path, key])}]", *_toml((*path, key), value)]
-    for key, values in arrays.items():
-        for value in values:
-            lines += ["", f"[[{'.'.join([*path, key])}]]", *_toml((*path, key), value)]
-    return lines
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    # JSON's strings, booleans and numbers are TOML's
-    return json.dumps(value, ensure_ascii=False)
