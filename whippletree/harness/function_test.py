@@ -174,7 +174,7 @@ async def test_a_5xx_is_found_under_the_error_the_agent_made_of_it():
 
 def test_a_plain_function_and_a_timeout_of_0_are_refused():
     with pytest.raises(ValueError, match="async def"):
-        FunctionHarness(lambda *_: None, timeout=1)  # type: ignore[arg-type, return-value]
+        FunctionHarness(lambda *_: None, timeout=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="above 0 s"):
         FunctionHarness(ask, timeout=0)
 
@@ -186,7 +186,8 @@ async def test_an_agent_is_loaded_from_a_file_or_a_module(tmp_path: Path):
         "async def act(task, base_url, api_key):\n    return Answer(0.25).x\n"
     )
     assert (await run(load_agent(f"{file}:act"))).rewards == {"reward": 0.25}
-    assert load_agent("asyncio.tasks:sleep") is asyncio.sleep
+    loaded: object = load_agent("asyncio.tasks:sleep")
+    assert loaded is asyncio.sleep
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from whippletree.harness.outcome import Harness, Outcome
 from whippletree.types import Task
@@ -15,7 +15,7 @@ async def run_all(
     *,
     concurrency: int,
     progress: Callable[[int, int, Outcome], None] | None = None,
-) -> AsyncIterator[tuple[int, Outcome]]:
+) -> AsyncGenerator[tuple[int, Outcome], None]:
     """Index and outcome of each run (task, base URL, API key), as they finish; at most `concurrency` run at once.
 
     `progress(finished, total, outcome)` is called after each. Cancelling, closing the iterator, or a harness that

@@ -16,8 +16,8 @@ AGAIN, BETTER = {"role": "user", "content": "No."}, {"role": "assistant", "conte
 
 
 def turn(messages: list[Json], reply: Json, ids: tuple[int, ...]) -> Turn:
-    message = {"request": {"messages": messages}, "reply": {"message": reply}}
-    return Turn("k", (1,), ids, (-0.5,) * len(ids), 0, "stop", **message)
+    logps = (-0.5,) * len(ids)
+    return Turn("k", (1,), ids, logps, 0, "stop", request={"messages": messages}, reply={"message": reply})
 
 
 TASK = Task("t", (ASK,), {"answer": "4", "info": {"tests": [1]}, "level": 3, "prompt": "unused"})

@@ -36,7 +36,7 @@ def test_the_last_reply_and_all_of_them():
 
 def test_content_may_be_parts_or_nothing():
     parts = [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}, {"type": "image"}]
-    calls = {"role": "assistant", "content": None, "tool_calls": [{}]}
+    calls: Json = {"role": "assistant", "content": None, "tool_calls": [{}]}
     both = rollout(turn([], {"content": parts}), turn([], calls), turn([], {"role": "assistant"}))
     assert assistant_texts(both) == ["42", "", ""]
     bare = Turn("k", (1,), (2,), (-0.5,), 0, "stop", reply={"role": "assistant", "content": "4"})

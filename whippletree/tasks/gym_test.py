@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from whippletree.tasks import disjoint, load, reasoning_gym_tasks
 from whippletree.types import Task
 
 pytest.importorskip("reasoning_gym")
-DIGITS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+DIGITS: dict[str, Any] = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 
 def test_a_problem_is_a_task_that_is_pure_json():
@@ -65,6 +66,6 @@ def test_held_out_questions_leave_the_training_set():
         ("chain_sum", {"min_terms": object()}, "refuses these settings of 'chain_sum'"),
     ],
 )
-def test_an_unknown_data_set_or_setting_is_refused(dataset: str, settings: dict[str, int], message: str):
+def test_an_unknown_data_set_or_setting_is_refused(dataset: str, settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         reasoning_gym_tasks(dataset, **{"size": 2, "seed": 1, **settings})

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,21 +15,21 @@ ROWS = [{"question": "2 + 2", "answer": "4"}, {"question": "3 + 3", "answer": "6
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> dict[str, str]:
+def local(tmp_path: Path) -> dict[str, Any]:
     """A data set on disk, and a cache that ends with the test."""
     pytest.importorskip("datasets")
     (tmp_path / "rows.json").write_text("\n".join(map(json.dumps, ROWS)))
     return {"dataset": "json", "data_files": str(tmp_path / "rows.json"), "cache_dir": str(tmp_path / "cache")}
 
 
-def test_rows_of_a_local_data_set_are_tasks(local: dict[str, str]):
+def test_rows_of_a_local_data_set_are_tasks(local: dict[str, Any]):
     assert hub_tasks(**local, prompt="question", size=2) == [
         Task("json:train:0", ({"role": "user", "content": "2 + 2"},), ROWS[0]),
         Task("json:train:1", ({"role": "user", "content": "3 + 3"},), ROWS[1]),
     ]
 
 
-def test_a_row_that_is_no_task_is_named(local: dict[str, str]):
+def test_a_row_that_is_no_task_is_named(local: dict[str, Any]):
     with pytest.raises(ValueError, match=r"json:train:2: a prompt must be text"):
         hub_tasks(**local, prompt="question")
     with pytest.raises(ValueError, match=r"json:train:0: there is no column 'asked' to ask, only \['answer', 'ques"):
