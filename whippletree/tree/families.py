@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from whippletree.tree.attention import NAME
 from whippletree.tree.pack import Sampled
 from whippletree.tree.packed import Layout, packed_forward
 
@@ -24,7 +25,7 @@ def decide(config: Any) -> Layout:
     kinds = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None)
     others = kinds - {"full_attention", "sliding_attention"}
-    if attention not in ("sdpa", "eager"):
+    if attention not in ("sdpa", "eager", NAME):
         return Layout("none", reason=f"{attention} attention takes no mask of one's own")
     if others:
         return Layout("none", reason=f"layers of type {', '.join(sorted(others))} read their row in order")
@@ -92,18 +93,20 @@ def _example(model: Any, window: int) -> list[Sampled]:
     length = window + 6 if window <= 64 else 12
     words = model.config.get_text_config().vocab_size
     start = torch.randint(words, (length,), generator=torch.Generator().manual_seed(0)).tolist()
-    first, second, third = (_write(model, start, rank) for rank in range(3))
-    forked = [*start, *first[:4]]
-    return [(start, first, 1.0), (start, second, 0.5), (start, third, 1.0), (forked, _write(model, forked, 1), 1.0)]
+    first, second, third = _write(model, start, (0, 1, 2))
+    forked = [*start, *first[:3]]
+    (again,) = _write(model, forked, (1,))
+    return [(start, first, 1.0), (start, second, 0.5), (start, third, 1.0), (forked, again, 1.0)]
 
 
-def _write(model: Any, prompt: Sequence[int], rank: int, tokens: int = 8) -> list[int]:
-    """The most likely continuation of a prompt, but for its first token, which is the one of this rank."""
-    ids = list(prompt)
+def _write(model: Any, prompt: Sequence[int], ranks: Sequence[int], tokens: int = 6) -> list[list[int]]:
+    """The most likely continuations of a prompt, but for their first tokens, which are the ones of these ranks."""
+    rows = torch.tensor([prompt] * len(ranks), device=next(model.parameters()).device)
     for n in range(tokens):
-        row = torch.tensor([ids], device=next(model.parameters()).device)
-        ids.append(int(model(input_ids=row, use_cache=False).logits[0, -1].topk(3).indices[0 if n else rank]))
-    return ids[len(prompt) :]
+        likely = model(input_ids=rows, use_cache=False).logits[:, -1].topk(3).indices
+        next_B = likely[range(len(ranks)), ranks] if n == 0 else likely[:, 0]
+        rows = torch.cat([rows, next_B[:, None]], dim=1)
+    return rows[:, len(prompt) :].tolist()
 
 
 @contextmanager

@@ -7,13 +7,12 @@ readings of the logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
 
 BLOCK = {"cpu": 2**19}  # logits read at a time: in a cache on a CPU, 2**26 elsewhere
 
@@ -23,12 +22,14 @@ def token_logps(logits_PV: Tensor, temperature_P: Tensor, place_N: Tensor, id_N:
 
     log p = z_id - log sum_v exp(z_v),  z = logits / temperature
     """
-    return _TokenLogps.apply(logits_PV, temperature_P, place_N, id_N)  # type: ignore[no-any-return, no-untyped-call]  # torch
+    apply: Callable[..., Tensor] = _TokenLogps.apply
+    return apply(logits_PV, temperature_P, place_N, id_N)
 
 
 def entropies(logits_PV: Tensor, temperature_P: Tensor) -> Tensor:
     """[P] float32 entropy of each row in nats: log sum_v exp(z_v) - sum_v p_v z_v,  z = logits / temperature."""
-    return _Entropies.apply(logits_PV, temperature_P)  # type: ignore[no-any-return, no-untyped-call]  # torch
+    apply: Callable[..., Tensor] = _Entropies.apply
+    return apply(logits_PV, temperature_P)
 
 
 class _TokenLogps(torch.autograd.Function):
