@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,18 +19,34 @@ Rule = Callable[[str, str], list[str]]
 
 FILES = house.files()
 PYTHON = {path: text for path, text in FILES.items() if path.endswith(".py")}
-PAGES = {path: text for path, text in FILES.items() if path.startswith("docs/") or path == "README.md"}
+PAGES = {path: text for path, text in FILES.items() if path.endswith(".md")}
 METHODS = {name for path in PYTHON if (name := house.method_name(path))}
 RULES = {"tests/house.py", "tests/house_test.py"}  # they spell out what others may not say
 LOOP, CREDIT, METHOD = "whippletree/loop.py", "whippletree/credit/group.py", "whippletree/methods/draco.py"
 
 
+PROJECT = tomllib.loads(FILES["pyproject.toml"])["project"]
+
+# imports all of the package but its tests, where the modules named as arguments are not installed
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
+import whippletree
+for module in pkgutil.walk_packages(whippletree.__path__, "whippletree."):
+    if not module.name.endswith("_test"):
+        importlib.import_module(module.name)
+"""
+
+
+def modules(requirements: Iterable[str]) -> set[str]:
+    """The names under which these requirements are imported."""
+    return {re.split(r"[\[>=<]", requirement)[0].replace("-", "_") for requirement in requirements}
+
+
 def declared() -> set[str]:
-    """What may be imported: the standard library, this project, and each dependency by its module's name."""
-    project = tomllib.loads(FILES["pyproject.toml"])["project"]
-    wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
-    modules = {re.split(r"[\[>=<]", requirement)[0].replace("-", "_") for requirement in wanted}
-    return {*sys.stdlib_module_names, "whippletree", "tests", "benchmarks", *modules}
+    """What may be imported: the standard library, this project, and each dependency."""
+    wanted = modules([*PROJECT["dependencies"], *chain(*PROJECT["optional-dependencies"].values())])
+    return {*sys.stdlib_module_names, "whippletree", "tests", "benchmarks", *wanted}
 
 
 # ---- every rule holds -------------------------------------------------------------------------------------------
@@ -42,6 +60,12 @@ def test_every_file_obeys(rule: Rule) -> None:
 def test_every_import_is_declared() -> None:
     files = {path: text for path, text in PYTHON.items() if not path.startswith("benchmarks/trl/")}
     assert [broken for path, text in files.items() for broken in house.undeclared_imports(path, text, declared())] == []
+
+
+def test_the_package_is_imported_without_any_extra() -> None:
+    extras = modules(chain(*PROJECT["optional-dependencies"].values())) - {"whippletree"}
+    result = subprocess.run([sys.executable, "-c", IMPORT_ALL, *extras], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-1000:]
 
 
 def test_the_core_is_small() -> None:
