@@ -33,7 +33,7 @@ import importlib, pkgutil, sys
 sys.modules.update(dict.fromkeys(sys.argv[1:]))
 import whippletree
 for module in pkgutil.walk_packages(whippletree.__path__, "whippletree."):
-    if not module.name.endswith("_test"):
+    if not module.name.endswith(("_test", "conftest")):
         importlib.import_module(module.name)
 """
 
