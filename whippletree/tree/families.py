@@ -15,6 +15,17 @@ from whippletree.tree.attention import NAME
 from whippletree.tree.pack import Sampled
 from whippletree.tree.packed import Layout, packed_forward
 
+# settings by which logits are more than a linear map; None and 1 switch them off
+BENT_HEADS = (
+    "final_logit_softcapping",
+    "output_logit_soft_cap",
+    "logits_soft_cap",
+    "logit_scale",
+    "logits_scaling",
+    "lm_head_multiplier",
+    "output_multiplier",
+)
+
 _proved: WeakKeyDictionary[Any, Layout] = WeakKeyDictionary()
 
 
@@ -24,17 +35,20 @@ def decide(config: Any) -> Layout:
     attention = config._attn_implementation
     kinds = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None)
+    plain = all(getattr(config, setting, None) in (None, 1) for setting in BENT_HEADS)
     others = kinds - {"full_attention", "sliding_attention"}
     if attention not in ("sdpa", "eager", NAME):
-        return Layout("none", reason=f"{attention} attention takes no mask of one's own")
+        return Layout("none", plain_head=plain, reason=f"{attention} attention takes no mask of one's own")
     if others:
-        return Layout("none", reason=f"layers of type {', '.join(sorted(others))} read their row in order")
-    additive = attention == "eager"
+        return Layout(
+            "none", plain_head=plain, reason=f"layers of type {', '.join(sorted(others))} read their row in order"
+        )
+    best = Layout("one", additive=attention == "eager", plain_head=plain)
     if "sliding_attention" in kinds:
-        return Layout("by_type", window=window, additive=additive)
+        return replace(best, masks="by_type", window=window)
     if window is not None and not kinds:
-        return Layout("windowed", window=window, additive=additive)
-    return Layout("one", additive=additive)
+        return replace(best, masks="windowed", window=window)
+    return best
 
 
 def layout_of(model: Any) -> Layout:
@@ -57,7 +71,8 @@ def prove(model: Any, layout: Layout | None = None) -> Layout:
     best = layout or decide(model.config)
     chains = replace(best, masks="none", window=None)
     tried: list[str] = []
-    for candidate in (best, replace(best, plain_head=False), chains, replace(chains, plain_head=False)):
+    candidates = (best, replace(best, plain_head=False), chains, replace(chains, plain_head=False))
+    for candidate in dict.fromkeys(candidates):
         with _quiet(model):
             turns = _example(model, candidate.window or 0)
             error = _error(model, turns, candidate)

@@ -73,3 +73,19 @@ def test_a_model_that_looks_ahead_is_refused():
     model.config.is_causal = False
     with pytest.raises(ValueError, match="packed rows of LlamaForCausalLM must give"):
         prove(model)
+
+
+@pytest.mark.parametrize(("setting", "plain"), [(None, True), (1.0, True), (30.0, False)])
+def test_a_head_that_bends_its_logits_is_known_by_its_setting(setting, plain):
+    # at 30 and logits of about 1 the cap is too slight for a proof in a narrow type to see
+    config = tiny_model("gemma3").config
+    config.final_logit_softcapping = setting
+    assert decide(config).plain_head == plain
+
+
+def test_a_head_that_bends_its_logits_unannounced_is_caught():
+    model = tiny_model("gemma3")
+    model.config.final_logit_softcapping = 2.0
+    layout = prove(model, Layout("by_type", window=6))
+    assert (layout.masks, layout.plain_head) == ("by_type", False)
+    assert "masks by_type with plain head differs" in layout.reason

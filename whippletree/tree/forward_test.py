@@ -139,7 +139,8 @@ def test_computing_logits_again_and_small_calls_change_nothing(changes):
     model = tiny_model()
     turns, rollout_K, group_R = _conversation(4)
     groups = group_R[rollout_K].tolist()
-    plain, other = (packed_forward(model, turns, groups, layout=Layout("one"), **kw) for kw in ({}, changes))
+    plain = packed_forward(model, turns, groups, layout=Layout("one"))
+    other = packed_forward(model, turns, groups, layout=Layout("one"), **changes)
     for a, b in ((plain.logp_N, other.logp_N), (plain.entropy_N, other.entropy_N), (plain.logits_NV, other.logits_NV)):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
         assert _relative(_gradient(b.mean(), (model,)), _gradient(a.mean(), (model,))) < 1e-4

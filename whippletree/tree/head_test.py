@@ -52,6 +52,7 @@ def test_the_gradient_of_a_sure_token_is_rounded_after_the_difference():
     logits = torch.tensor([[9.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
     token_logps(logits, torch.ones(1), torch.tensor([0]), torch.tensor([0])).backward()
     sure = 1 / (1 + math.exp(9))
+    assert logits.grad is not None
     torch.testing.assert_close(logits.grad.float(), torch.tensor([[sure, -sure]]), rtol=2**-8, atol=0)
 
 

@@ -108,7 +108,7 @@ def test_a_reply_without_a_prompt_is_refused():
 
 
 # rollouts of 10 + 3 computed tokens (one more is sampled last), two groups with a prompt each
-def _group(first: int, rollouts: int) -> list:
+def _group(first, rollouts):
     return [([first] * 10, [100 + n] * 4, 1.0) for n in range(rollouts)]
 
 
