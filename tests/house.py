@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import re
 import tokenize
 from collections.abc import Collection, Iterator
@@ -21,10 +22,13 @@ MACHINE_PATHS = re.compile(r"(?<![\w.$})~/-])/(work|root|home|tmp|opt|Users)/\w"
 
 def files() -> dict[str, str]:
     """Every text file a person wrote in this checkout, by relative path."""
-    hidden = re.compile(r"(^|/)(\.(?!ci/|gitignore)|__pycache__|runs/|build/|dist/|[^/]*\.egg-info/)")
-    paths = (path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file())
-    kept = (p for p in paths if not hidden.search(p) and PurePosixPath(p).suffix not in {".png", ".safetensors"})
-    return {p: (ROOT / p).read_text(encoding="utf-8") for p in sorted(kept)}
+    hidden = re.compile(r"\.(?!ci$|gitignore$)|__pycache__$|runs$|build$|dist$|.*\.egg-info$")
+    found: dict[str, bytes] = {}
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = sorted(name for name in folders if not hidden.match(name))
+        paths = [Path(folder, name) for name in sorted(names) if not hidden.match(name)]
+        found |= {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths}
+    return {path: content.decode() for path, content in found.items() if b"\0" not in content}
 
 
 def is_test(path: str) -> bool:
