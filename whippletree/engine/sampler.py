@@ -12,7 +12,7 @@ BLOCK = 128  # vocabulary entries summed at once before the exact place is looke
 
 
 def random_stream(seed: int, name: str) -> np.random.Generator:
-    """Uniform numbers of one reply; equal seed and name give equal numbers on every machine (Philox, keyed by SHA-256)."""
+    """Uniform numbers of one reply; equal seed and name give the same on every machine (Philox, keyed by SHA-256)."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
 
@@ -22,22 +22,25 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, temperature_B: Tensor, top_p_B:
 
     The log-prob is of the distribution that was sampled: tempered, and renormalised where `top_p` < 1. At temperature
     0 the token is the most likely one, and its log-prob is the untempered model's.
+
+    Raises:
+        FloatingPointError: the logits of a row are no distribution.
     """
     greedy_B = temperature_B == 0
     scale_B = torch.where(greedy_B, 1.0, temperature_B)
-    logits_BV = logits_BV.float()
+    top_B, best_B = logits_BV.max(dim=1)
+    logits_BV = logits_BV.float() - top_B.float()[:, None]
     if bool((scale_B != 1).any()):
-        logits_BV = logits_BV / scale_B[:, None]
+        logits_BV /= scale_B[:, None]
     cut_B = (top_p_B < 1) & ~greedy_B
     if bool(cut_B.any()):
-        logits_BV = logits_BV.clone()
         logits_BV[cut_B] = nucleus(logits_BV[cut_B], top_p_B[cut_B])
-    top_B, best_B = logits_BV.max(dim=1)
-    weight_BV = (logits_BV - top_B[:, None]).exp_()
+    weight_BV = logits_BV.exp()
     chosen_B, total_B = invert(weight_BV, uniform_B)
+    if not bool(total_B.isfinite().all()):
+        raise FloatingPointError("logits must give a distribution, but the model gave NaN or infinite ones")
     chosen_B = torch.where(greedy_B, best_B, chosen_B)
-    logp_B = logits_BV.gather(1, chosen_B[:, None])[:, 0] - top_B - total_B.log().float()
-    return chosen_B, logp_B
+    return chosen_B, logits_BV.gather(1, chosen_B[:, None])[:, 0] - total_B.log().float()
 
 
 def invert(weight_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:

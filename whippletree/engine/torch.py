@@ -12,8 +12,8 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -24,32 +24,44 @@ from whippletree.engine.sampler import random_stream, sample
 from whippletree.engine.slots import Mask, SlotRows, plain_mask
 from whippletree.types import Piece, Sampling
 
+MARGIN = 64  # tokens by which running rows may grow before a further one comes in
+
 
 class Rows(Protocol):
     """Running rows: admit prompts, feed one token to every row, drop finished rows."""
 
-    computed: int
+    places: int  # rows times their longest length stay below this, unless there is a single row
+    computed: int  # tokens that went through the model, for the metrics
 
-    def admit(self, prompts: Sequence[Sequence[int]]) -> Tensor: ...
-    def step(self, ids: Sequence[int]) -> Tensor: ...
-    def keep(self, rows: Sequence[int]) -> None: ...
-    def forget(self) -> None: ...
+    def admit(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], Tensor]:
+        """(which prompt each new row holds, [B', V] logits after it); the new rows stand behind the others."""
+        ...
+
+    def step(self, ids: Sequence[int]) -> Tensor:
+        """[B, V] logits after feeding one more token to every row."""
+        ...
+
+    def drop(self, rows: Sequence[int]) -> list[int]:
+        """End some rows; gives the former place of each row that stays, in order."""
+        ...
+
+    def clear(self) -> None:
+        """End every row, forget what was computed, free the memory."""
+        ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Reply:
     """One reply on its way."""
 
-    prompt_ids: list[int]
+    ids: list[int]  # the prompt, and what was sampled so far
     sampling: Sampling
     random: np.random.Generator
-    deliver: Callable[[Piece | BaseException], None]
+    deliver: Callable[[Piece | Exception], None]
     loop: asyncio.AbstractEventLoop
-    count: int = 0
+    count: int = 0  # tokens sampled so far
     cancelled: bool = False
-    last: int = -1
     finish: Literal["stop", "length"] | None = None
-    out: list[tuple[int, float]] = field(default_factory=list)
 
 
 class TorchEngine:
@@ -62,6 +74,8 @@ class TorchEngine:
         seed: of the run; with the stream's name it fixes every random number.
         mask: how the model takes masks; None for a family without such masks (then `CohortRows`).
         gather: seconds to wait for further requests when nothing runs, so that a burst is computed as one batch.
+        running_bytes: about the most memory for keys and values of running replies; more replies wait.
+        kept_bytes: the most memory for keys and values of replies that ended, for prompts that extend them.
     """
 
     def __init__(
@@ -75,18 +89,23 @@ class TorchEngine:
         version: int = 0,
         mask: Mask | None = plain_mask,
         gather: float = 0.01,
+        running_bytes: int = 4 << 30,
+        kept_bytes: int = 1 << 30,
     ) -> None:
         self.model, self.context, self.version = model, context, version
         self.end_ids, self.limit, self.seed, self.gather = frozenset(end_ids), rows, seed, gather
-        self.rows: Rows = SlotRows(model, mask=mask) if mask else CohortRows(model)
+        self.rows: Rows = (
+            SlotRows(model, mask=mask, running_bytes=running_bytes, kept_bytes=kept_bytes)
+            if mask
+            else CohortRows(model)
+        )
         self.sampled = 0  # tokens, for the metrics
         self.busy_seconds = 0.0
-        self._running: list[Reply] = []
-        self._inbox: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()  # None: look again
         self._waiting: list[Reply] = []
+        self._running: list[Reply] = []  # in the order of the rows
         self._held = threading.Event()  # set while paused
-        self._idle = threading.Event()
-        self._idle.set()
+        self._idle = threading.Event()  # set while the thread has nothing to do
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -95,21 +114,21 @@ class TorchEngine:
         """Pieces of the reply as they are sampled. Closing the iterator early ends the reply.
 
         Raises:
-            ValueError: the prompt is empty, or leaves no room for a reply.
+            ValueError: the prompt is empty or leaves no room for a reply, or the sampling is impossible.
+            RuntimeError: the model failed, or the engine was closed.
         """
-        if not 0 < len(prompt_ids) < self.context:
-            raise ValueError(f"a prompt needs 1 to {self.context - 1} tokens, but got {len(prompt_ids)}")
-        if self._closed:
-            raise RuntimeError("the engine is closed")
-        pieces: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
+        self._check(prompt_ids, sampling)
+        pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         stream = random_stream(self.seed, sampling.stream)
         reply = Reply(list(prompt_ids), sampling, stream, pieces.put_nowait, asyncio.get_running_loop())
         self._inbox.put(reply)
+        if self._closed:  # looked at after the put: whatever came before the end gets its error from the thread
+            raise RuntimeError("the engine is closed")
         try:
             while True:
                 piece = await pieces.get()
-                if isinstance(piece, BaseException):
-                    raise piece
+                if isinstance(piece, Exception):
+                    raise RuntimeError(f"sampling ended with {piece!r}") from piece
                 yield piece
                 if piece.finish_reason:
                     return
@@ -117,16 +136,15 @@ class TorchEngine:
             reply.cancelled = True
 
     async def pause(self) -> None:
-        """Let running replies end and hold new ones back; returns when nothing runs."""
+        """Let running replies end and hold new ones back; returns when nothing runs. Frees keys and values."""
         self._held.set()
         self._inbox.put(None)
         while not self._idle.is_set():
             await asyncio.sleep(0.002)
+        self.rows.clear()
 
     def resume(self, version: int) -> None:
-        """Serve again as policy `version`; keys and values of older weights are forgotten."""
-        if version != self.version:
-            self.rows.forget()
+        """Serve again as policy `version`."""
         self.version = version
         self._held.clear()
         self._inbox.put(None)
@@ -137,13 +155,20 @@ class TorchEngine:
         self._inbox.put(None)
         self._thread.join()
 
+    def _check(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
+        if not 0 < len(prompt_ids) < self.context:
+            raise ValueError(f"a prompt needs 1 to {self.context - 1} tokens, but got {len(prompt_ids)}")
+        if sampling.max_tokens < 1 or not sampling.temperature >= 0 or not 0 < sampling.top_p <= 1:
+            raise ValueError(
+                f"max_tokens must be 1 or more, temperature 0 or more, top_p in (0, 1], but got {sampling}"
+            )
+
     def _serve(self) -> None:
         while not self._closed:
             self._collect()
-            if not self._waiting or (self._held.is_set() and not self._running):
-                if not self._running:
-                    continue
-            self._idle.clear()
+            self._idle.clear()  # before looking again whether work is held: `pause` sets held, then looks at idle
+            if not self._busy():
+                continue
             started = time.perf_counter()
             try:
                 self._turn()
@@ -151,96 +176,114 @@ class TorchEngine:
                 self._fail(error)
             self.busy_seconds += time.perf_counter() - started
         self._fail(RuntimeError("the engine is closed"))
+        self._idle.set()
+
+    def _busy(self) -> bool:
+        return bool(self._running or self._ready())
+
+    def _ready(self) -> list[Reply]:
+        """Waiting replies that may run: while paused only those that had begun."""
+        return [reply for reply in self._waiting if not self._held.is_set() or reply.count]
 
     def _collect(self) -> None:
-        """Move what came in to the waiting list; with nothing to do, sleep until something comes."""
-        idle = not self._running and (not self._waiting or self._held.is_set())
-        if idle:
+        """Move what came in to the waiting list; with nothing to do, sleep until something comes, and a moment more."""
+        if not self._busy():
             self._idle.set()
-            self._take(block=True)
+            self._take(None)
             deadline = time.perf_counter() + 20 * self.gather
-            while time.perf_counter() < deadline and len(self._waiting) < self.limit and self._take(timeout=self.gather):
+            while time.perf_counter() < deadline and len(self._waiting) < self.limit and self._take(self.gather):
                 pass
-        while self._take():
+        while self._take(0):
             pass
 
-    def _take(self, *, block: bool = False, timeout: float | None = None) -> bool:
+    def _take(self, timeout: float | None) -> bool:
+        """Wait at most so many seconds (None: for ever) for one entry of the inbox; whether there was one."""
         try:
-            reply = self._inbox.get(block or timeout is not None, timeout)
+            reply = self._inbox.get(timeout != 0, timeout)
         except queue.Empty:
             return False
         if reply is not None:
             self._waiting.append(reply)
-        return not block
+        return True
 
     def _turn(self) -> None:
-        """One step: drop the cancelled, decode the running, admit the waiting, sample, deliver."""
-        self._drop([reply.cancelled for reply in self._running])
-        logits = [self.rows.step([reply.last for reply in self._running])] if self._running else []
-        if not self._held.is_set() and (room := self.limit - len(self._running)) > 0:
-            fresh = [reply for reply in self._waiting if not reply.cancelled][:room]
-            self._waiting = [r for r in self._waiting if not r.cancelled and not any(r is f for f in fresh)]
-            if fresh:
-                logits.append(self.rows.admit([reply.prompt_ids for reply in fresh]))
-                self._running += fresh
-        if self._running:
-            self._draw(torch.cat(logits))
-            self._drop([reply.finish is not None for reply in self._running])
+        """One step: decode the running, admit the waiting, sample, deliver; those that end or must wait leave."""
+        self._drop([row for row, reply in enumerate(self._running) if reply.cancelled])
+        self._waiting = [reply for reply in self._waiting if not reply.cancelled]
+        self._give_way()
+        logits = [self.rows.step([reply.ids[-1] for reply in self._running])] if self._running else []
+        if fresh := self._admissible():
+            order, logits_BV = self.rows.admit([reply.ids for reply in fresh])
+            logits.append(logits_BV)
+            self._running += [fresh[number] for number in order]
+            self._waiting = [reply for reply in self._waiting if reply not in fresh]
+        if logits:
+            self._draw(torch.cat(logits) if len(logits) > 1 else logits[0])
+            self._drop([row for row, reply in enumerate(self._running) if reply.finish])
+
+    def _give_way(self) -> None:
+        """Where the running rows outgrow the memory, the last ones wait, and later go on where they were."""
+        longest, rows = max((len(reply.ids) for reply in self._running), default=0), len(self._running)
+        stay = min(rows, max(1, self.rows.places // max(longest, 1)))
+        self._waiting[:0] = self._running[stay:]
+        self._drop(range(stay, rows))
+
+    def _admissible(self) -> list[Reply]:
+        """Ready replies, in order, as many as there is room for; one if nothing runs."""
+        fresh: list[Reply] = []
+        longest = max((len(reply.ids) for reply in self._running), default=0)
+        for reply in self._ready():
+            rows, longest = len(self._running) + len(fresh), max(longest, len(reply.ids))
+            if rows == self.limit or (rows and (rows + 1) * (longest + MARGIN) > self.rows.places):
+                break
+            fresh.append(reply)
+        return fresh
 
     def _draw(self, logits_BV: Tensor) -> None:
-        batch = self._running
+        """Sample one token for every row and hand it out."""
+        batch, device = self._running, logits_BV.device
         chosen_B, logp_B = sample(
             logits_BV,
-            torch.tensor([reply.random.random() for reply in batch], dtype=torch.float64),
-            torch.tensor([reply.sampling.temperature for reply in batch]),
-            torch.tensor([reply.sampling.top_p for reply in batch]),
+            torch.tensor([reply.random.random() for reply in batch], dtype=torch.float64, device=device),
+            torch.tensor([reply.sampling.temperature for reply in batch], device=device),
+            torch.tensor([reply.sampling.top_p for reply in batch], device=device),
         )
-        pieces: dict[asyncio.AbstractEventLoop, list[tuple[Reply, Piece]]] = {}
+        ready: dict[asyncio.AbstractEventLoop, list[tuple[Reply, Piece | Exception]]] = {}
         for reply, token, logp in zip(batch, chosen_B.tolist(), logp_B.tolist(), strict=True):
+            reply.ids.append(token)
             reply.count += 1
-            reply.last = token
-            full = reply.count >= reply.sampling.max_tokens or len(reply.prompt_ids) + reply.count >= self.context
+            full = reply.count >= reply.sampling.max_tokens or len(reply.ids) >= self.context
             reply.finish = "stop" if token in self.end_ids else "length" if full else None
-            piece = Piece((token,), (logp,), self.version, reply.finish)
-            pieces.setdefault(reply.loop, []).append((reply, piece))
+            ready.setdefault(reply.loop, []).append((reply, Piece((token,), (logp,), self.version, reply.finish)))
         self.sampled += len(batch)
-        for loop, ready in pieces.items():
-            _post(loop, ready)
+        _post(ready)
 
-    def _drop(self, gone: list[bool]) -> None:
-        if any(gone):
-            stay = [row for row, leaves in enumerate(gone) if not leaves]
-            self.rows.keep(stay)
-            self._running = [self._running[row] for row in stay]
+    def _drop(self, rows: Sequence[int]) -> None:
+        if rows:
+            self._running = [self._running[row] for row in self.rows.drop(rows)]
 
     def _fail(self, error: Exception) -> None:
-        everyone = self._running + self._waiting
-        while (reply := self._next()) is not None:
-            everyone.append(reply)
-        for reply in everyone:
-            _post(reply.loop, [(reply, error)])
-        if self._running:
-            self.rows.keep([])
+        """Every reply ends with the error; keys of a failed step are worth nothing."""
+        while self._take(0):
+            pass
+        ready: dict[asyncio.AbstractEventLoop, list[tuple[Reply, Piece | Exception]]] = {}
+        for reply in self._running + self._waiting:
+            ready.setdefault(reply.loop, []).append((reply, error))
         self._running, self._waiting = [], []
-
-    def _next(self) -> Reply | None:
-        while True:
-            try:
-                reply = self._inbox.get_nowait()
-            except queue.Empty:
-                return None
-            if reply is not None:
-                return reply
+        self.rows.clear()
+        _post(ready)
 
 
-def _post(loop: asyncio.AbstractEventLoop, ready: Sequence[tuple[Reply, Piece | Exception]]) -> None:
-    """Hand pieces to the event loop, one wake-up for all; a loop that is gone has nobody waiting."""
+def _post(ready: dict[asyncio.AbstractEventLoop, list[tuple[Reply, Piece | Exception]]]) -> None:
+    """Hand pieces to their event loops, one wake-up for each; in a loop that is gone nobody waits."""
 
-    def deliver(*_: Any) -> None:
-        for reply, piece in ready:
+    def deliver(pairs: Sequence[tuple[Reply, Piece | Exception]]) -> None:
+        for reply, piece in pairs:
             reply.deliver(piece)
 
-    try:
-        loop.call_soon_threadsafe(deliver)
-    except RuntimeError:
-        return
+    for loop, pairs in ready.items():
+        try:
+            loop.call_soon_threadsafe(deliver, pairs)
+        except RuntimeError:
+            for reply, _ in pairs:
+                reply.cancelled = True
