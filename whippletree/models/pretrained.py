@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,26 +33,71 @@ def load(name: str, *, dtype: str = "auto", context: int | None = None, device: 
     """A causal language model by folder, or by the name of the quickstart's model. Weights are safetensors only.
 
     Raises:
-        ValueError: there is no such folder, or the context asked for is longer than the model's.
+        ValueError: there is no such folder, it lacks weights as safetensors or some of them, or the context asked for
+            is longer than the model's.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     folder = smollm2() if name == SMOLLM2 else Path(name)
     if not (folder / "config.json").exists():
         raise ValueError(f"model must be a Hugging Face folder with a config.json, or {SMOLLM2!r}, but got {name!r}")
-    chosen, why = number_type(dtype, device)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=chosen, use_safetensors=True).to(device).eval()
-    longest = int(getattr(model.config, "max_position_embeddings", 0)) or 1 << 20
-    if context and context > longest:
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"{folder} has no weights as safetensors, and other formats are not read, as they can run code: convert it "
+            f"with model.save_pretrained(folder) of transformers"
+        )
+    longest = int(getattr(AutoConfig.from_pretrained(folder).get_text_config(), "max_position_embeddings", 0))
+    if context and longest and context > longest:
         raise ValueError(f"context must be at most the model's {longest} positions, but got {context}")
-    return Pretrained(model, tokenizer, folder, chosen, why, end_ids(model, tokenizer), context or longest)
+    chosen, why = number_type(dtype, device)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), weights(folder, chosen).to(device).eval()
+    return Pretrained(model, tokenizer, folder, chosen, why, end_ids(model, tokenizer), context or longest or 1 << 20)
+
+
+def weights(folder: Path, dtype: torch.dtype) -> Any:
+    """The model of a folder with every weight from its files.
+
+    Raises:
+        ValueError: some are not there, as in a checkpoint of adapters; transformers would draw them at random.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with without_bars():
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
+    if missing := sorted(found["missing_keys"]):
+        adapters = any("lora_" in key for key in found["unexpected_keys"])
+        why = (
+            "it is a checkpoint of LoRA adapters, which is resumed by its run and cannot stand alone"
+            if adapters
+            else ""
+        )
+        raise ValueError(
+            f"{folder} must hold every weight of the model, but {len(missing)} are missing, such as {missing[0]}"
+            + (f": {why}" if why else "")
+        )
+    return model
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """No progress bars of transformers meanwhile: they would run through the view of a run."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Tokens that end a reply: the tokenizer's end and every end the generation settings name."""
     ends = model.generation_config.eos_token_id if model.generation_config else None
-    listed = ends if isinstance(ends, list) else [ends]
+    listed = ends if isinstance(ends, list | tuple) else [ends]
     return tuple(sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None}))
 
 
@@ -67,7 +114,7 @@ def number_type(wanted: str, device: str = "cpu") -> tuple[torch.dtype, str]:
         raise ValueError(f"dtype must be auto, float32 or bfloat16, but got {wanted!r}")
     ratio = multiply_seconds(torch.float32, device) / multiply_seconds(torch.bfloat16, device)
     chosen = torch.bfloat16 if ratio > 1.2 else torch.float32
-    return chosen, f"measured: a bfloat16 product takes 1/{ratio:.1f} of the time of a float32 one here"
+    return chosen, f"measured: bfloat16 multiplies {ratio:.1f} times as fast as float32 here"
 
 
 def multiply_seconds(dtype: torch.dtype, device: str = "cpu") -> float:

@@ -25,7 +25,7 @@ class AdamW:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     clip_norm: float = 1.0  # largest norm of the whole gradient; 0: no clipping
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warm-up, down to 0 at the last step
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warm-up, down to 0 after the last step
     warmup_steps: int = 0
 
     def rate(self, step: int, steps: int) -> float:
@@ -47,7 +47,8 @@ class Updater:
             raise ValueError("there is nothing to train: no parameter requires a gradient")
         # a float32 parameter is its own master
         self.masters = {
-            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for name, p in self.parameters.items()
+            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for name, p in self.parameters.items()
         }
         self.optimizer = torch.optim.AdamW(
             self.masters.values(),
@@ -71,7 +72,7 @@ class Updater:
             parameter.grad = None
 
     def step(self, rate: float) -> float:
-        """One step at this learning rate from what was accumulated; returns the norm of the gradient before clipping."""
+        """One step at this learning rate from what was accumulated; returns the gradient's norm before clipping."""
         self.accumulate()
         gradients = [m.grad for m in self.masters.values() if m.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
@@ -113,11 +114,16 @@ class Updater:
         """Continue from what `weights` and `moments` gave.
 
         Raises:
-            ValueError: the weights are those of other parameters.
+            ValueError: the weights are those of other parameters; nothing was restored.
         """
         if set(weights) != set(self.masters):
             odd = sorted(set(weights) ^ set(self.masters))
             raise ValueError(f"the checkpoint must hold the parameters that are trained, but these differ: {odd[:5]}")
+        for name, master in self.masters.items():
+            if weights[name].shape != master.shape:
+                shapes = f"{name} must be {list(master.shape)}, but the checkpoint has {list(weights[name].shape)}"
+                raise ValueError(f"the checkpoint must hold the parameters that are trained: {shapes}")
+        self.optimizer.state.clear()
         for name, master in self.masters.items():
             master.copy_(weights[name])
             keys = {key: f"{name}/{key}" for key in ("step", "exp_avg", "exp_avg_sq")}

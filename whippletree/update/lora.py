@@ -29,4 +29,5 @@ def add_lora(model: Any, lora: Lora) -> nn.Module:
         raise ImportError("LoRA needs the library peft; install it with: pip install 'whippletree[lora]'") from error
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
-    return get_peft_model(model, config)
+    adapted: nn.Module = get_peft_model(model, config)
+    return adapted
