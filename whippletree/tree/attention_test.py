@@ -65,6 +65,13 @@ def test_what_is_neither_causal_nor_masked_goes_through_the_library():
     torch.testing.assert_close(out, everywhere)
 
 
+def test_a_mask_that_is_added_goes_through_the_library():
+    query, key, value = (_random(2, dtype=torch.bfloat16) for _ in range(3))
+    added = torch.zeros(1, 1, 4, 4, dtype=torch.bfloat16).masked_fill_(~MASK, -1e9)
+    out, _ = attend(torch.nn.Module(), query, key, value, added, scaling=None)
+    torch.testing.assert_close(out, scaled_dot_product_attention(query, key, value, attn_mask=MASK).transpose(1, 2))
+
+
 def test_a_model_with_attention_of_its_own_keeps_it():
     model = tiny_model()
     model.set_attn_implementation("eager")

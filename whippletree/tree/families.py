@@ -15,7 +15,7 @@ from whippletree.tree.attention import NAME
 from whippletree.tree.pack import Sampled
 from whippletree.tree.packed import Layout, packed_forward
 
-# settings by which logits are more than a linear map; None and 1 switch them off
+# settings by which logits are more than a linear map; None switches each off, and so does 1 for those that scale
 BENT_HEADS = (
     "final_logit_softcapping",
     "output_logit_soft_cap",
@@ -35,7 +35,7 @@ def decide(config: Any) -> Layout:
     attention = config._attn_implementation
     kinds = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None)
-    plain = all(getattr(config, setting, None) in (None, 1) for setting in BENT_HEADS)
+    plain = all(getattr(config, name, None) in ((None,) if "cap" in name else (None, 1)) for name in BENT_HEADS)
     others = kinds - {"full_attention", "sliding_attention"}
     if attention not in ("sdpa", "eager", NAME):
         return Layout("none", plain_head=plain, reason=f"{attention} attention takes no mask of one's own")

@@ -75,11 +75,19 @@ def test_a_model_that_looks_ahead_is_refused():
         prove(model)
 
 
-@pytest.mark.parametrize(("setting", "plain"), [(None, True), (1.0, True), (30.0, False)])
-def test_a_head_that_bends_its_logits_is_known_by_its_setting(setting, plain):
-    # at 30 and logits of about 1 the cap is too slight for a proof in a narrow type to see
+@pytest.mark.parametrize(
+    ("setting", "number", "plain"),
+    [
+        ("final_logit_softcapping", None, True),
+        ("final_logit_softcapping", 1.0, False),
+        ("final_logit_softcapping", 30.0, False),  # at logits of about 1 too slight for a proof in a narrow type
+        ("logits_scaling", 1.0, True),
+        ("logits_scaling", 1.5, False),
+    ],
+)
+def test_a_head_that_bends_its_logits_is_known_by_its_setting(setting, number, plain):
     config = tiny_model("gemma3").config
-    config.final_logit_softcapping = setting
+    setattr(config, setting, number)
     assert decide(config).plain_head == plain
 
 

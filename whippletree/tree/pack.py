@@ -116,7 +116,7 @@ def _place(
 def _call(rows: list[Row], place_P: Tensor) -> Call:
     width = len(rows[0].id_T)
     id_BT, position_BT = np.zeros((2, len(rows), width), np.int64)
-    end_BT = np.tile(np.arange(1, width + 1), (len(rows), 1))  # padding sees only itself: a row without any is NaN
+    end_BT = np.full((len(rows), width), width)  # padding sees padding: a token that sees nothing would be NaN
     for b, row in enumerate(rows):
         size = len(row.id_T)
         id_BT[b, :size], position_BT[b, :size], end_BT[b, :size] = row.id_T, row.depth_T, row.end_T

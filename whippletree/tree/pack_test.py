@@ -55,8 +55,9 @@ def test_long_branches_are_cut_where_attention_costs_more_than_the_trunk():
 
     # trunk 100, 8 branches of 10: whole 180 + 180^2 / Q = 184; apart 8 (110 + 110^2 / 2Q) = 886
     # trunk 10, 8 branches of 1000: whole 8010 + 8010^2 / Q = 15842; apart 8 (1010 + 1010^2 / 2Q) = 8578
+    # trunk 10, 8 branches of 100: whole 810 + 810^2 / Q = 890.1; apart 8 (110 + 110^2 / 2Q) = 885.9, with Q 891.8
     assert QUADRATIC == 8192
-    assert (rows(100, 10), rows(10, 1000)) == (1, 8)
+    assert (rows(100, 10), rows(10, 1000), rows(10, 100)) == (1, 8, 8)
 
 
 def test_a_packed_batch_by_hand():
