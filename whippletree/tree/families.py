@@ -26,7 +26,7 @@ BENT_HEADS = (
     "output_multiplier",
 )
 
-_proved: WeakKeyDictionary[Any, Layout] = WeakKeyDictionary()
+_proved: WeakKeyDictionary[Any, dict[str, Layout]] = WeakKeyDictionary()
 
 
 def decide(config: Any) -> Layout:
@@ -52,10 +52,12 @@ def decide(config: Any) -> Layout:
 
 
 def layout_of(model: Any) -> Layout:
-    """The proved layout of this model, proved once in its life."""
-    if model not in _proved:
-        _proved[model] = prove(model)
-    return _proved[model]
+    """The proved layout of this model, proved once for each attention it is set to."""
+    attention = model.config.get_text_config()._attn_implementation
+    proved = _proved.setdefault(model, {})
+    if attention not in proved:
+        proved[attention] = prove(model)
+    return proved[attention]
 
 
 def prove(model: Any, layout: Layout | None = None) -> Layout:

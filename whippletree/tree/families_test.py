@@ -45,6 +45,14 @@ def test_a_wrong_mask_is_caught_and_replaced_by_chains(family, wrong):
     assert f"masks {wrong.masks} with plain head" in layout.reason
 
 
+def test_another_attention_is_another_layout():
+    # eager attention would add a bool mask to its scores
+    model = tiny_model()
+    assert not layout_of(model).additive
+    model.set_attn_implementation("eager")
+    assert layout_of(model).additive
+
+
 def test_narrow_types_are_proved_too():
     assert prove(tiny_model("gemma3").bfloat16()).masks == "by_type"
     assert prove(tiny_model("gemma3").bfloat16(), Layout("one")).masks == "none"
