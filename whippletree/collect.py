@@ -78,10 +78,10 @@ class Collector:
             found.cursor += missing
         return found
 
-    async def evaluate(self, name: str, tasks: Sequence[Task]) -> list[Rollout]:
-        """One greedy rollout a task; a rollout that failed is in the list, with no reward."""
+    async def evaluate(self, name: str, tasks: Sequence[Task], *, temperature: float) -> list[Rollout]:
+        """One rollout a task; a rollout that failed is in the list, with no reward."""
         self._begin(len(tasks))
-        runs = [self._rollout(f"{name}/{i:04d}", task, f"{name}/{i:04d}", 0.0) for i, task in enumerate(tasks)]
+        runs = [self._rollout(f"{name}/{i:04d}", task, f"{name}/{i:04d}", temperature) for i, task in enumerate(tasks)]
         return list(await gather(runs))
 
     async def _groups(

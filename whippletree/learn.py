@@ -127,14 +127,14 @@ class Learner:
                 local_N = torch.searchsorted(mine_N, token_N)
                 loss_N = self.method.objective(forward, advantage_N[token_N], micro)
                 loss = (weight_N[local_N] * loss_N).sum()
-            if not bool(loss.isfinite()):
-                raise FloatingPointError(f"the loss is {float(loss)}: no step was made; look at the advantages")
+            if not bool(loss.detach().isfinite()):
+                raise FloatingPointError(f"the loss is {float(loss.detach())}: no step was made; look at the advantages")
             with clocked(learned.seconds, "time/backward"):
                 loss.backward()
                 self.updater.accumulate()
             if first:
                 learned.logp_N[token_N] = forward.logp_N.detach().float().cpu()
-            total += float(loss)
+            total += float(loss.detach())
         return total
 
     def _plan(self, turns: Sequence[Sampled], batch: Batch, chosen_R: Tensor) -> list[Tensor]:

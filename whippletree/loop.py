@@ -98,11 +98,13 @@ class Loop:
         return found.rollouts
 
     async def evaluate(self, state: State) -> dict[str, Any]:
-        """Greedy rollouts of the held-out tasks: share solved, with its 95 % interval, and mean reward."""
+        """One rollout of each held-out task: share solved, with its 95 % interval, and mean reward."""
         if not self.parts.held_out:
             return {}
         started = time.perf_counter()
-        runs = await self.parts.collector.evaluate(f"eval/{state.step:06d}", self.parts.held_out)
+        runs = await self.parts.collector.evaluate(
+            f"eval/{state.step:06d}", self.parts.held_out, temperature=self.recipe.evaluation.temperature
+        )
         told = evaluation(runs, self.weights, self.recipe.evaluation.success)
         told["eval/seconds"] = time.perf_counter() - started
         self.metrics.log(state.step, told)

@@ -158,7 +158,9 @@ def evaluate_recipe(recipe: Path, settings: Sequence[str], *, checkpoint: Path |
 
     async def run() -> dict[str, Any]:
         async with build(resolved, folder, progress=lambda done, total: None) as parts:
-            rollouts = await parts.collector.evaluate("eval", parts.held_out)
+            rollouts = await parts.collector.evaluate(
+                "eval", parts.held_out, temperature=resolved.evaluation.temperature
+            )
         weights = {reward.name: reward.weight for reward in resolved.rewards}
         return evaluation(rollouts, weights, resolved.evaluation.success)
 

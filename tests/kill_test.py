@@ -1,0 +1,95 @@
+"""A run that is killed at any moment goes on by the same command, and ends as if nothing had been."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import runs
+from tests.loop_test import rows_of, weights_of
+from whippletree.gateway.store import Store
+
+STEPS = 6
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.runs", "transformers.models.llama.modeling_llama"])
+
+
+def train(path: Path, folder: Path) -> None:
+    torch.set_num_threads(1)
+    runs.run(path, folder, f"steps={STEPS}", "checkpoint_every=3")
+
+
+def start(path: Path, folder: Path) -> multiprocessing.process.BaseProcess:
+    process = FORKS.Process(target=train, args=(path, folder))
+    process.start()
+    return process
+
+
+def killed(path: Path, folder: Path, after: float) -> bool:
+    """Start the run and kill it with SIGKILL after so many seconds; False if it ended before."""
+    process = start(path, folder)
+    process.join(after)
+    if process.exitcode is not None:
+        assert process.exitcode == 0, process.exitcode
+        return False
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return True
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_points_change_nothing(tmp_path: Path) -> None:
+    path = runs.recipe(tmp_path, words=("ab", "cd", "ef", "gh", "ij"))
+    began = time.perf_counter()
+    undisturbed = start(path, tmp_path / "calm")
+    undisturbed.join()
+    assert undisturbed.exitcode == 0
+    whole = time.perf_counter() - began
+
+    seed = time.time_ns()
+    chance, kills, name = random.Random(seed), 0, "killed"
+    print(f"kill points are seeded by {seed}")
+    while kills < 10:
+        if killed(path, tmp_path / name, after=chance.uniform(0.15, 0.85) * whole):
+            kills += 1
+            check_nothing_is_lost(tmp_path / name / "tiny")
+        else:  # it ended before: the rest of the kills meet another run
+            name = f"killed-{kills}"
+    for folder in tmp_path.glob("killed*"):
+        assert not killed(path, folder, after=3600)
+        check_the_same(tmp_path / "calm" / "tiny", folder / "tiny")
+
+
+def check_the_same(calm: Path, disturbed: Path) -> None:
+    """Each step once, the same tokens, the same weights."""
+    assert [row["step"] for row in rows_of(disturbed)] == list(range(1, STEPS + 1))  # no step twice
+    for name, weight in weights_of(calm).items():
+        torch.testing.assert_close(weights_of(disturbed)[name], weight, rtol=0, atol=1e-5)
+    assert sampled(calm) == sampled(disturbed)
+
+
+def check_nothing_is_lost(folder: Path) -> None:
+    """Every step that was counted had whole groups of finished rollouts, each of them in the store."""
+    if not (folder / "turns.sqlite").exists():
+        return
+    store = Store(folder / "turns.sqlite")
+    for row in rows_of(folder):
+        done = store.finished(prefix=f"train/{row['step'] - 1:06d}/")
+        assert len(done) == 8 and all(rollout.rewards for rollout in done), row["step"]
+    store.close()
+
+
+def sampled(folder: Path) -> dict[str, list[tuple[int, ...]]]:
+    """What every rollout of a run sampled, turn by turn."""
+    store = Store(folder / "turns.sqlite")
+    found = {r.id: [turn.reply_ids for turn in r.turns] for r in store.finished(prefix="train/")}
+    store.close()
+    return found
