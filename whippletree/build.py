@@ -29,6 +29,7 @@ from whippletree.harness.outcome import Harness
 from whippletree.learn import Learner, Sampled
 from whippletree.models.pretrained import Pretrained, load
 from whippletree.reward.from_harness import from_harness
+from whippletree.tree.attention import use_fast_attention
 from whippletree.tree.families import prove
 from whippletree.tree.fidelity import check
 from whippletree.tree.forward import forward
@@ -234,6 +235,7 @@ def chosen_policy(recipe: config.Recipe, method: Method) -> tuple[Policy, Update
     """The policy with what moves it, and the scorers that evidence may ask."""
     section = recipe.update
     pretrained = load(recipe.model.path, dtype=recipe.model.dtype, context=recipe.model.context)
+    use_fast_attention(pretrained.model)
     layout = prove(pretrained.model)
     reference = copy.deepcopy(pretrained.model) if "reference" in method.needs else None
     torch.manual_seed(recipe.seed)  # what is drawn at random from here on: adapters

@@ -6,6 +6,5 @@ A harness that returns a reward returns a number (channel "reward"), a mapping o
 from whippletree.harness.command import CommandHarness
 from whippletree.harness.function import FunctionHarness, load_agent
 from whippletree.harness.outcome import Harness, Outcome
-from whippletree.harness.pool import run_all
 
-__all__ = ["CommandHarness", "FunctionHarness", "Harness", "Outcome", "load_agent", "run_all"]
+__all__ = ["CommandHarness", "FunctionHarness", "Harness", "Outcome", "load_agent"]
