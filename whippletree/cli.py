@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,20 +14,41 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from whippletree import __version__
+
 app = typer.Typer(
-    help="Reinforcement learning of language-model agents inside the harness they already run in.",
+    help="Reinforcement learning of language-model agents inside the harness they already run in. "
+    "To see it work: `whippletree quickstart`",
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
-console = Console()
+WIDE = 110  # columns from which a table shows everything
 
 Settings = Annotated[
     list[str], typer.Option("--set", metavar="A.B=C", help="Change one setting of the recipe; may be given many times.")
 ]
 Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds run directories.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe as TOML, and run nothing.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"whippletree {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What all commands share."""
 
 
 @app.command()
@@ -44,12 +66,14 @@ def quickstart(
     The agent (recipes/quickstart_agent.py) asks the model for a sum through the OpenAI SDK and, if the answer is wrong,
     says so and lets it try once more. It knows nothing of training. Accuracy on 128 held-out questions is measured
     before and after; runs/quickstart/report.html shows what happened.
+
+    For example: `whippletree quickstart`, or with another method `whippletree quickstart --set method=rloo`
     """
     with told():
         from whippletree.running import run_recipe
 
-        changes = [*settings, *([f"steps={steps}"] if steps else [])]
-        run_recipe(recipe_path("quickstart.toml"), changes, runs=runs, fresh=fresh, dry_run=dry_run, console=console)
+        changes = [*settings, *([] if steps is None else [f"steps={steps}"])]
+        run_recipe(recipe_path("quickstart.toml"), changes, runs=runs, fresh=fresh, dry_run=dry_run, console=screen())
 
 
 @app.command()
@@ -61,12 +85,12 @@ def train(
 ) -> None:
     """Train by a recipe. The same command resumes a run that was cut off, where it was.
 
-    For example: whippletree train recipes/quickstart.toml --set method=rloo --set name=rloo --set steps=40
+    For example: `whippletree train recipes/quickstart.toml --set method=rloo --set name=rloo --set steps=40`
     """
     with told():
         from whippletree.running import run_recipe
 
-        run_recipe(recipe, settings, runs=runs, fresh=False, dry_run=dry_run, console=console)
+        run_recipe(recipe, settings, runs=runs, fresh=False, dry_run=dry_run, console=screen())
 
 
 @app.command("eval")
@@ -76,7 +100,10 @@ def evaluate(
     settings: Settings = [],  # noqa: B006
     runs: Runs = Path("runs"),
 ) -> None:
-    """Measure a model on the recipe's held-out tasks, with its 95 % interval; prints one JSON object."""
+    """Measure a model on the recipe's held-out tasks, with its 95 % interval; prints one JSON object.
+
+    For example: `whippletree eval runs/quickstart/config.toml --checkpoint runs/quickstart/checkpoints/step-000024`
+    """
     with told():
         from whippletree.running import evaluate_recipe
 
@@ -98,12 +125,14 @@ def serve(
     """The gateway alone: serve a model under the OpenAI API and keep every call at token level.
 
     Prints OPENAI_BASE_URL and OPENAI_API_KEY for your agent. Ctrl-C ends it; what was captured stays in the store.
+
+    For example: `whippletree serve smollm2-135m-instruct --port 8000`
     """
     with told():
         from whippletree.running import serve_model
 
         asyncio.run(
-            serve_model(model, host=host, port=port, store=store, dtype=dtype, context=context, console=console)
+            serve_model(model, host=host, port=port, store=store, dtype=dtype, context=context, console=screen())
         )
 
 
@@ -112,7 +141,10 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="One method, whole; all as a table by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The methods: paper, the slots each fills, what it needs, how it differs from its paper."""
+    """The methods: paper, the slots each fills, what it needs, how it differs from its paper.
+
+    For example: `whippletree methods` for the list, `whippletree methods grpo` for one whole
+    """
     with told():
         from whippletree import methods as folder
 
@@ -127,49 +159,64 @@ def methods(
 
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
-    """Write report.html of a run anew, from what is in its directory."""
+    """Write report.html of a run anew, from what is in its directory.
+
+    For example: `whippletree report runs/quickstart`
+    """
     with told():
         from whippletree.running import rewrite_report
 
-        console.print(f"wrote {rewrite_report(run)}")
+        print(f"wrote {rewrite_report(run)}")
 
 
 @app.command()
 def doctor() -> None:
-    """Check this installation: what is there, what is missing and what for, and how fast the processor is."""
+    """Check this installation: what is there, what is missing and what for, and how fast the processor is.
+
+    For example: `whippletree doctor`; its status is 0 if everything needed is there
+    """
     from whippletree.doctor import examine
 
-    rows, sound = examine()
-    table = Table("", "what", "found", "", box=None, pad_edge=False)
-    for good, what, found, advice in rows:
-        table.add_row("[green]ok[/]" if good else "[yellow]--[/]", what, found, advice)
-    console.print(table)
-    console.print("everything needed is here" if sound else "[red]something needed is missing, see above[/]")
+    findings = examine()
+    table = Table.grid(padding=(0, 2))
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.good else "[bold red]no[/]" if finding.needed else "[yellow]--[/]"
+        table.add_row(mark, finding.what, escape(finding.found))
+    sound = all(finding.good for finding in findings if finding.needed)
+    screen().print(
+        table, "everything needed is here" if sound else "[bold red]what is marked no is needed[/]", sep="\n"
+    )
     raise typer.Exit(0 if sound else 1)
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Errors that a person can act on are told in words and end with status 1; others keep their traceback."""
+    """Errors that this package raises end with status 1 and their words; any other is a bug and keeps its traceback."""
     try:
         yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        _end("the disk is full: make room and give the same command again; every finished turn is kept")
-    except (ValueError, ImportError) as error:
-        _end(str(error))
-    except RuntimeError as error:
-        if type(error) is RuntimeError:
-            raise
-        _end(str(error))
     except KeyboardInterrupt:
         _end("stopped; the same command goes on from the last checkpoint", status=130)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            _end(f"the disk is full ({error}): make room and give the same command again; every finished turn is kept")
+        if error.filename is None:
+            raise
+        _end(f"{error.filename}: {error.strerror}")
+    except (ValueError, ArithmeticError, ImportError, RuntimeError) as error:
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if Path(__file__).parent not in raised_in.parents:
+            raise
+        _end(str(error))
 
 
 def _end(text: str, *, status: int = 1) -> None:
     print(f"whippletree: {text}", file=sys.stderr)
     raise typer.Exit(status)
+
+
+def screen() -> Console:
+    """Standard output as it is now: its width, and whether it has colours."""
+    return Console(highlight=False)
 
 
 def recipe_path(name: str) -> Path:
@@ -182,36 +229,48 @@ def recipe_path(name: str) -> Path:
 
 
 def _show_cards(cards: list[dict[str, Any]]) -> None:
-    table = Table("method", "paper", "fills", "needs", "source", box=None, header_style="bold", pad_edge=False)
+    """One line a method; slots that every method fills are not repeated, and titles give way first."""
+    console = screen()
+    common = set.intersection(*(set(card["slots"]) for card in cards))
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    for name in ("method", "arXiv", "also fills", "needs", *(["source"] if console.width >= WIDE else [])):
+        table.add_column(name, no_wrap=True)
+    table.add_column("paper", no_wrap=True, overflow="ellipsis", ratio=1)
     for card in cards:
         paper = card["paper"]
-        where = f" ({paper['arxiv']})" if paper["arxiv"] else ""
-        table.add_row(
-            f"[bold]{card['name']}[/]",
-            f"{paper['title']}{where}",
-            ", ".join(card["slots"]),
-            ", ".join(card["needs"]) or "-",
-            paper["source"],
-        )
+        source = [paper["source"]] if console.width >= WIDE else []
+        also = ", ".join(slot for slot in card["slots"] if slot not in common)
+        row = (paper["arxiv"] or "", also, ", ".join(card["needs"]), *source, paper["title"])
+        table.add_row(f"[bold]{card['name']}[/]", *map(escape, row))
     console.print(table)
+    filled = ", ".join(slot for slot in cards[0]["slots"] if slot in common)
+    console.print(f"all fill {filled}; `whippletree methods NAME` shows one whole", style="dim")
 
 
 def _show_card(card: dict[str, Any]) -> None:
     paper = card["paper"]
-    about = ", ".join(str(x) for x in (paper["authors"], paper["year"], paper["arxiv"]) if x)
-    console.print(f"[bold]{card['name']}[/]  {paper['title']}" + (f" ({about})" if about else ""))
+    about = ", ".join(
+        str(x) for x in (paper["authors"], paper["year"], paper["arxiv"] and f"arXiv:{paper['arxiv']}") if x
+    )
+    table = Table.grid(padding=(0, 2))
+    table.add_row(f"[bold]{card['name']}[/]", f"[bold]{escape(paper['title'])}[/]")
     for label, text in (
-        ("also", ", ".join(paper["also_called"])),
-        ("source", paper["source"]),
-        ("file", card["file"]),
-        ("test", card["test"]),
+        ("", about),
+        ("also called", ", ".join(paper["also_called"])),
+        ("read from", paper["source"]),
         ("needs", ", ".join(card["needs"])),
         ("claim", card["claim"]),
         ("differs", card["differs"]),
+        *((slot, part_line(part)) for slot, parts in card["slots"].items() for part in parts),
+        ("file", card["file"]),
+        ("test", card["test"]),
     ):
         if text:
-            console.print(f"  {label:<8} {text}", highlight=False, markup=False)
-    for slot, parts in card["slots"].items():
-        for part in parts:
-            settings = ", ".join(f"{key}={value}" for key, value in part["settings"].items())
-            console.print(f"  {slot:<10} {part['name']}({settings})  {part['at']}", highlight=False, markup=False)
+            table.add_row(label, escape(text))
+    screen().print(table)
+
+
+def part_line(part: dict[str, Any]) -> str:
+    """A part as it is called, and where it stands."""
+    settings = ", ".join(f"{key}={value}" for key, value in part["settings"].items())
+    return f"{part['name']}({settings})  {part['at']}"
