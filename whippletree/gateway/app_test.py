@@ -12,10 +12,13 @@ from typing import Any
 import httpx
 
 from whippletree.engine.scripted import scripted_logp
+from whippletree.gateway.calls import Choice
 from whippletree.gateway.conftest import Desk, MakeDesk
 from whippletree.gateway.sessions import SamplingDefaults
 from whippletree.gateway.store import Store
+from whippletree.gateway.text import ShownText
 from whippletree.models.tiny import tiny_tokenizer
+from whippletree.types import Piece
 
 TOKENIZER = tiny_tokenizer()
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
@@ -180,6 +183,22 @@ async def test_a_call_cut_short_is_a_real_cut(desk: MakeDesk):
     (choice,) = (await made.ask(await made.open(), "hi", tools=TOOLS, max_tokens=20)).json()["choices"]
     assert choice["finish_reason"] == "length"
     assert choice["message"] == {"role": "assistant", "content": CALL[:23]}  # `tool` is one token of the 20
+
+
+async def test_a_reply_cut_after_a_call_says_length(desk: MakeDesk):
+    made = desk([f"{CALL} and more"], tools=True)
+    fields = {"tools": TOOLS, "max_tokens": len(ids_of(CALL)) + 4}
+    (choice,) = (await made.ask(await made.open(), "hi", **fields)).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["message"]["content"] == " and"
+
+
+async def test_a_reply_that_saw_two_policies_counts_as_the_older_ones():
+    choice = Choice(0, "", ShownText(TOKENIZER, stop=(), tools=None))
+    for version in (3, 4):
+        choice.take(Piece(ids=(1,), logps=(-1.0,), version=version))
+    assert choice.version == 3
 
 
 async def test_without_tools_a_call_is_text(desk: MakeDesk):

@@ -192,6 +192,19 @@ def test_a_template_that_hides_the_reply_is_rendered_anew():
     assert hiding.decode(list(prompt)) == "hi<|im_end|>reply<|im_end|>more<|im_end|>"
 
 
+def test_a_template_that_wants_the_call_before_its_answer_is_rendered_anew():
+    strict = tiny_tokenizer(tools=True)
+    strict.chat_template = (
+        "{% if messages[2] and not messages[1].tool_calls %}{{ raise_exception('no call') }}{% endif %}"
+    ) + strict.chat_template
+    renderer = Renderer(strict)
+    ids, key = renderer.prompt([user("hi")], TOOLS, {})
+    reply = assistant(None, tool_calls=[call("{}")])
+    chat = [user("hi"), reply, {"role": "tool", "tool_call_id": "c1", "content": "3"}]
+    prompt, _ = renderer.prompt(chat, TOOLS, {thread_key(key, reply): (*ids, *SPELLED, END)})
+    assert prompt == renderer.prompt(chat, TOOLS, {})[0]
+
+
 def test_a_model_without_chat_template_is_refused_at_the_start():
     bare = tiny_tokenizer()
     bare.chat_template = None

@@ -80,6 +80,8 @@ async def test_a_new_attempt_hides_the_turns_of_the_earlier_one(tmp_path: Path):
     assert [t.id for t in found.turns] == ["new"]
     assert found.rewards == {}
     assert [t.id for t in store.turns("r", attempt=first)] == ["old"]  # kept
+    states = sqlite3.connect(store.path).execute("SELECT state FROM rollouts ORDER BY attempt").fetchall()
+    assert states == [("abandoned",), ("ended",)]
     assert [r.id for r in store.finished()] == ["r"]
 
 

@@ -47,8 +47,6 @@ class ShownText:
 
     def feed(self, ids: Sequence[int], *, last: bool = False) -> list[str | Json]:
         """What these ids make certain; with `last`, everything that was held back too."""
-        if self.stopped:
-            return []
         text = self._cut(self._decoder.feed(ids, last=last), last=last)
         if self._scanner is None:
             return [text] if text else []

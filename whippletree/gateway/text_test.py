@@ -72,6 +72,11 @@ def test_a_stop_string_and_what_follows_is_never_shown(step: int):
     assert joined(shown("one STO", step=step, stop=("STOP",))) == "one STO"  # begun but never finished
 
 
+def test_the_beginning_of_a_call_before_a_stop_string_is_text():
+    reply = ShownText(TOKENIZER, stop=("STOP",), tools=HERMES)
+    assert joined(reply.feed(ids_of("a <tool_STOP"))) == "a <tool_"
+
+
 def test_a_stop_string_ends_the_reply():
     reply = ShownText(TOKENIZER, stop=("b",), tools=None)
     assert reply.feed(ids_of("a")) == ["a"]
