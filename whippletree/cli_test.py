@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from whippletree import __version__, cli, config, methods
 
