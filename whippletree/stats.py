@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -63,6 +64,8 @@ def batch_metrics(rollouts: Sequence[Rollout], batch: Batch) -> dict[str, float]
 
 
 def fidelity_metrics(logp_N: Tensor, batch: Batch) -> dict[str, float]:
-    """Mean and largest |log-prob at training - at sampling| over the tokens that went through the forward."""
-    seen_N = torch.where(logp_N.isnan(), batch.logp_old_N, logp_N)
-    return drift(seen_N, batch)
+    """Mean and largest |log-prob at training - at sampling| over the tokens that went through the forward.
+
+    The others are NaN in `logp_N`; as gaps of 0 they would hide a drift behind however many groups taught nothing.
+    """
+    return drift(logp_N, replace(batch, logp_old_N=torch.where(logp_N.isnan(), torch.nan, batch.logp_old_N)))
