@@ -28,19 +28,19 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, temperature_B: Tensor, top_p_B:
     """
     greedy_B = temperature_B == 0
     scale_B = torch.where(greedy_B, 1.0, temperature_B)
-    top_B, best_B = logits_BV.max(dim=1)
-    logits_BV = logits_BV.float() - top_B.float()[:, None]
+    below_BV = logits_BV - logits_BV.amax(dim=1, keepdim=True).float()
     if bool((scale_B != 1).any()):
-        logits_BV /= scale_B[:, None]
+        below_BV /= scale_B[:, None]
     cut_B = (top_p_B < 1) & ~greedy_B
     if bool(cut_B.any()):
-        logits_BV[cut_B] = nucleus(logits_BV[cut_B], top_p_B[cut_B])
-    weight_BV = logits_BV.exp()
+        below_BV[cut_B] = nucleus(below_BV[cut_B], top_p_B[cut_B])
+    weight_BV = below_BV.exp_()
     chosen_B, total_B = invert(weight_BV, uniform_B)
     if not bool(total_B.isfinite().all()):
         raise FloatingPointError("logits must give a distribution, but the model gave NaN or infinite ones")
-    chosen_B = torch.where(greedy_B, best_B, chosen_B)
-    return chosen_B, logits_BV.gather(1, chosen_B[:, None])[:, 0] - total_B.log().float()
+    if bool(greedy_B.any()):
+        chosen_B[greedy_B] = logits_BV[greedy_B].argmax(dim=1)
+    return chosen_B, (weight_BV.gather(1, chosen_B[:, None])[:, 0] / total_B).log().float()
 
 
 def invert(weight_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,9 +48,9 @@ def invert(weight_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
 
     Two short cumulative sums replace one over the whole vocabulary. Entries of weight 0 are never chosen.
     """
-    width = weight_BV.shape[1]
-    padded_BV = torch.nn.functional.pad(weight_BV, (0, -width % BLOCK))
-    blocks_BXY = padded_BV.view(len(padded_BV), -1, BLOCK)
+    if missing := -weight_BV.shape[1] % BLOCK:
+        weight_BV = torch.nn.functional.pad(weight_BV, (0, missing))
+    blocks_BXY = weight_BV.reshape(len(weight_BV), -1, BLOCK)
     block_BX = blocks_BXY.sum(dim=2).double().cumsum(dim=1)
     total_B = block_BX[:, -1]
     target_B = uniform_B.double() * total_B

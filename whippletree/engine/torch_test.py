@@ -347,7 +347,7 @@ def test_an_event_loop_that_ends_without_a_word_frees_its_row():
     with engine_of(rows=1, context=4000) as engine:
         loop = asyncio.new_event_loop()
         pieces: AsyncIterator[Piece] = engine.sample(ids_of(9), Sampling(max_tokens=3900))
-        loop.run_until_complete(anext(pieces))  # type: ignore[arg-type] # an awaitable of a generator
+        loop.run_until_complete(anext(pieces))
         loop.close()
         assert len(asyncio.run(say(engine, ids_of(9)))[0]) == 12
         assert engine.sampled < 3900
