@@ -38,7 +38,7 @@ def batch_metrics(rollouts: Sequence[Rollout], batch: Batch) -> dict[str, float]
     spread_R = std_within(reward_R, batch.group_R)
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     cut_K = torch.tensor([turn.finish_reason == "length" for turn in turns])
-    channels = {}
+    channels: dict[str, float] = {}
     for name, reward_r in zip(batch.channels, batch.reward_RC.T, strict=True):
         known_r = reward_r[~reward_r.isnan()]
         if len(known_r):

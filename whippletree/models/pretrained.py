@@ -62,7 +62,7 @@ def weights(folder: Path, dtype: torch.dtype) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    with without_bars():
+    with quietly():
         model, found = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
@@ -81,16 +81,18 @@ def weights(folder: Path, dtype: torch.dtype) -> Any:
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
-    """No progress bars of transformers meanwhile: they would run through the view of a run."""
+def quietly() -> Iterator[None]:
+    """No bars and no reports of transformers meanwhile: they would run through the view of a run; errors still rise."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
-        if shown:
+        logging.set_verbosity(level)
+        if bars:
             logging.enable_progress_bar()
 
 
