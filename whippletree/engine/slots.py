@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,16 +47,11 @@ class Slots(Cache):  # type: ignore[misc] # transformers carries no types
                     kind = (tensor.shape[1], tensor.shape[3], tensor.dtype)
                     self.plane[number, side] = (kind, counts.get(kind, 0))
                     counts[kind] = counts.get(kind, 0) + 1
-        self.empty = {
+        self.blocks: dict[Any, Tensor] = {
             (heads, width, dtype): torch.zeros(planes, 0, 0, heads, width, dtype=dtype, device=self.device)
             for (heads, width, dtype), planes in counts.items()
         }
         self.place_bytes = sum(n * heads * width * dtype.itemsize for (heads, width, dtype), n in counts.items())
-        self.clear()
-
-    def clear(self) -> None:
-        """Free the memory."""
-        self.blocks: dict[Any, Tensor] = dict(self.empty)
         self.slots, self.length, self.span = 0, 0, 0
 
     def fit(self, slots: int, length: int, *, rows: int) -> None:
@@ -106,21 +101,15 @@ class Slots(Cache):  # type: ignore[misc] # transformers carries no types
         return [block[:, slot, :length] for block in self.blocks.values()]
 
 
-class Prompt(NamedTuple):
-    """A prompt to compute, and the running row or saved sequence that already covers `known` tokens of it."""
-
-    key: bytes
-    ids: Ids
-    source: int | Saved | None
-    known: int
-
-
 class SlotRows:
     """Running rows on slots. Implements `Rows`.
 
+    Rows 0, 1, ... run in the slots of the same numbers. A row that ended stays behind them in its slot, for prompts
+    that extend it, until another one needs the slot; then it is copied to `prefixes`.
+
     Args:
         running_bytes: about the most memory for keys and values of running rows, unless a single row needs more.
-        kept_bytes: the most memory for keys and values of rows that ended.
+        kept_bytes: the most memory for copies of rows that ended.
         tokens: the most tokens of one forward.
     """
 
@@ -138,24 +127,23 @@ class SlotRows:
         self.prefixes = Prefixes(kept_bytes)
         self.places = running_bytes // self.slots.place_bytes
         self.computed = 0
-        self.length_B: list[int] = []  # tokens whose keys each row holds
-        self.id_BL: Ids = np.empty((0, 0), dtype=np.int64)  # those tokens, then -1
+        self.running = 0
+        self.length_S: Ids = np.zeros(0, dtype=np.int64)  # tokens whose keys each slot holds
+        self.id_SL: Ids = np.empty((0, 0), dtype=np.int64)  # those tokens, then -1
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], Tensor]:
         """(which prompt each new row holds, [B', V] logits after it); the new rows stand behind the others."""
         wanted: dict[bytes, list[int]] = {}
         for number, prompt in enumerate(prompts):
             wanted.setdefault(np.asarray(prompt, dtype=np.int64).tobytes(), []).append(number)
-        base, todo = len(self.length_B), sorted(wanted)
+        base, todo = self.running, sorted(wanted)
         self._fit(base + len(prompts), max(map(len, prompts)) + 1)
         keys: list[bytes] = []
         logits: list[Tensor] = []
         while todo:
             now, todo = self._ready(todo)
-            rest = {prompt.key: len(prompt.ids) - prompt.known for prompt in now}
-            by_key = {prompt.key: prompt for prompt in now}
-            for chunk in similar(rest, self.tokens):
-                logits.append(self._prefill([by_key[key] for key in chunk]))
+            for chunk in similar(now, self.tokens):
+                logits.append(self._prefill([np.frombuffer(key, dtype=np.int64) for key in chunk]))
                 keys += chunk
         again = [(place, number) for place, key in enumerate(keys) for number in wanted[key][1:]]
         self._repeat([base + place for place, _ in again])
@@ -164,97 +152,111 @@ class SlotRows:
 
     def step(self, ids: Sequence[int]) -> Tensor:
         """[B, V] logits after feeding one more token to every row."""
-        start = list(self.length_B)
-        self._fit(len(start), max(start) + 1)
-        for row, (place, token) in enumerate(zip(start, ids, strict=True)):
-            self.id_BL[row, place] = token
-            self.length_B[row] += 1
-        return self._forward([np.array([token]) for token in ids], start, 0)
+        rows = np.arange(self.running)
+        start_B = self.length_S[: self.running].copy()
+        self._fit(self.running, int(start_B.max()) + 1)
+        self.id_SL[rows, start_B] = ids
+        self.length_S[rows] += 1
+        return self._forward([np.array([token]) for token in ids], start_B.tolist(), 0)
 
     def drop(self, rows: Sequence[int]) -> list[int]:
-        """End some rows, remembering what they computed; gives the former place of each row that stays, in order."""
-        for row in rows:
-            self.prefixes.add(self._ids(row), self.slots.view(row, self.length_B[row]))
-        total, stay = len(self.length_B), len(self.length_B) - len(rows)
-        order = list(range(stay))
-        holes = sorted(row for row in rows if row < stay)
-        movers = sorted(set(range(stay, total)) - set(rows))
+        """End some rows; gives the former place of each row that stays, in order."""
+        total, self.running = self.running, self.running - len(rows)
+        holes = sorted(row for row in rows if row < self.running)
+        movers = sorted(set(range(self.running, total)) - set(rows))
+        order = np.arange(total)
+        order[holes + movers] = movers + holes
         if movers:
-            self.slots.copy(movers, holes, max(self.length_B[row] for row in movers))
-            self.id_BL[holes] = self.id_BL[movers]
-        for hole, mover in zip(holes, movers, strict=True):
-            order[hole] = mover
-        self.id_BL[stay:total] = -1
-        self.length_B = [self.length_B[row] for row in order]
-        return order
+            self.slots.copy(movers + holes, holes + movers, int(self.length_S[:total].max()))
+            self.id_SL[:total], self.length_S[:total] = self.id_SL[order], self.length_S[order]
+        return [int(row) for row in order[: self.running]]
 
     def clear(self) -> None:
-        """End every row, forget what was computed, free the memory."""
+        """End every row and forget what was computed. The block stays: touching new memory costs more than a step."""
         self.prefixes.clear()
-        self.slots.clear()
-        self.length_B = []
-        self.id_BL = np.empty((0, 0), dtype=np.int64)
-
-    def _ids(self, row: int) -> Ids:
-        return self.id_BL[row, : self.length_B[row]]
+        self.running = 0
+        self.length_S[:] = 0
+        self.id_SL[:] = -1
 
     def _fit(self, rows: int, length: int) -> None:
-        self.slots.fit(rows, length, rows=len(self.length_B))
-        if self.id_BL.shape != (self.slots.slots, self.slots.length):
-            grown = np.full((self.slots.slots, self.slots.length), -1, dtype=np.int64)
-            for row in range(len(self.length_B)):
-                grown[row, : self.length_B[row]] = self._ids(row)
-            self.id_BL = grown
+        if rows <= self.slots.slots and length <= self.slots.length:
+            return
+        self._vacate(range(self.running, self.slots.slots))
+        self.slots.fit(rows, length, rows=self.running)
+        old_SL, old_S, kept = self.id_SL, self.length_S, slice(self.running)
+        self.id_SL = np.full((self.slots.slots, self.slots.length), -1, dtype=np.int64)
+        self.length_S = np.zeros(self.slots.slots, dtype=np.int64)
+        width = min(old_SL.shape[1], self.slots.length)
+        self.id_SL[kept, :width], self.length_S[kept] = old_SL[kept, :width], old_S[kept]
 
-    def _ready(self, keys: list[bytes]) -> tuple[list[Prompt], list[bytes]]:
-        """Of sorted prompts: those to compute now, and those that wait for one of these, to share its prefix."""
-        now: list[Prompt] = []
+    def _vacate(self, slots: range) -> None:
+        """Copy the ended rows in these slots to the store; they stay readable until something is written."""
+        for slot in slots:
+            if length := int(self.length_S[slot]):
+                self.prefixes.add(self.id_SL[slot, :length], self.slots.view(slot, length))
+
+    def _hold(self, slots: Sequence[int], ids: Ids) -> None:
+        self.id_SL[slots, : len(ids)], self.id_SL[slots, len(ids) :] = ids, -1
+        self.length_S[slots] = len(ids)
+
+    def _ready(self, keys: list[bytes]) -> tuple[dict[bytes, int], list[bytes]]:
+        """Of sorted prompts: those to compute now with the number of tokens to compute, and those to compute after one
+        of these, because they share its prefix."""
+        now: dict[bytes, int] = {}
         later: list[bytes] = []
+        last: Ids = np.empty(0, dtype=np.int64)
         for key in keys:
             ids = np.frombuffer(key, dtype=np.int64)
-            source, known = self._known(ids[:-1])
-            if now and common_prefix(now[-1].ids, ids) >= known + SHARED:
+            known = self._known(ids)[1]
+            if common_prefix(last, ids) >= known + SHARED:
                 later.append(key)
             else:
-                now.append(Prompt(key, ids, source, known))
+                now[key], last = len(ids) - known, ids
         return now, later
 
-    def _known(self, ids: Ids) -> tuple[int | Saved | None, int]:
-        """(running row or saved sequence that shares most, how many leading tokens it shares)."""
+    def _known(self, prompt: Ids) -> tuple[int | Saved | None, int]:
+        """(slot or copy that shares most, how many leading tokens). The last token is always left to compute."""
+        ids = prompt[:-1]
         saved, length = self.prefixes.longest(ids)
-        if self.length_B and len(ids) > length:
-            same_BL = self.id_BL[: len(self.length_B), : len(ids)] == ids
-            shared_B = np.where(same_BL.all(axis=1), len(ids), same_BL.argmin(axis=1))
-            if shared_B.max() > length:
-                return int(shared_B.argmax()), int(shared_B.max())
+        if len(ids) > length and len(self.id_SL):
+            same_SL = self.id_SL[:, : len(ids)] == ids
+            shared_S = np.where(same_SL.all(axis=1), len(ids), same_SL.argmin(axis=1))
+            if shared_S.max() > length:
+                return int(shared_S.argmax()), int(shared_S.max())
         return saved, length
 
-    def _prefill(self, prompts: list[Prompt]) -> Tensor:
+    def _prefill(self, prompts: list[Ids]) -> Tensor:
         """[B', V] logits after some prompts, in new rows; a prompt longer than one forward may be is alone."""
-        first = len(self.length_B)
-        for row, prompt in enumerate(prompts, start=first):
-            if isinstance(prompt.source, int):
-                self.slots.copy([prompt.source], [row], prompt.known)
-            elif prompt.source is not None:
-                for block, saved in zip(self.slots.view(row, prompt.known), prompt.source.tensors, strict=True):
-                    block.copy_(saved[:, : prompt.known])
-        rest, start = [prompt.ids[prompt.known :] for prompt in prompts], [prompt.known for prompt in prompts]
+        first = self.running
+        self._vacate(range(first, first + len(prompts)))
+        found = [self._known(ids) for ids in prompts]
+        start = [known for _, known in found]
+        beside = [(source, first + i) for i, (source, _) in enumerate(found) if isinstance(source, int)]
+        if beside:  # at once, since a slot may be both read and written
+            self.slots.copy([source for source, _ in beside], [slot for _, slot in beside], max(start))
+        for slot, (source, known) in enumerate(found, start=first):
+            if isinstance(source, Saved):
+                for block, saved in zip(self.slots.view(slot, known), source.tensors, strict=True):
+                    block.copy_(saved[:, :known])
+        rest = [ids[known:] for ids, known in zip(prompts, start, strict=True)]
         while len(rest[0]) > self.tokens:
             self._forward([rest[0][: self.tokens]], start, first)
             rest, start = [rest[0][self.tokens :]], [start[0] + self.tokens]
         logits_BV = self._forward(rest, start, first)
-        for row, prompt in enumerate(prompts, start=first):
-            self.id_BL[row, : len(prompt.ids)] = prompt.ids
-            self.length_B.append(len(prompt.ids))
+        for slot, ids in enumerate(prompts, start=first):
+            self._hold([slot], ids)
+        self.running += len(prompts)
         return logits_BV
 
     def _repeat(self, rows: list[int]) -> None:
         """New rows that are copies of others."""
+        self._vacate(range(self.running, self.running + len(rows)))
         for row in dict.fromkeys(rows):
-            places = [len(self.length_B) + i for i, other in enumerate(rows) if other == row]
-            self.slots.copy([row] * len(places), places, self.length_B[row])
-            self.id_BL[places] = self.id_BL[row]
-        self.length_B += [self.length_B[row] for row in rows]
+            slots = [self.running + i for i, other in enumerate(rows) if other == row]
+            length = int(self.length_S[row])
+            self.slots.copy([row] * len(slots), slots, length)
+            self._hold(slots, self.id_SL[row, :length])
+        self.running += len(rows)
 
     @torch.no_grad()
     def _forward(self, new: Sequence[Ids], start: Sequence[int], first: int) -> Tensor:

@@ -46,7 +46,7 @@ class Rows(Protocol):
         ...
 
     def clear(self) -> None:
-        """End every row, forget what was computed, free the memory."""
+        """End every row, forget what was computed."""
         ...
 
 
@@ -136,7 +136,7 @@ class TorchEngine:
             reply.cancelled = True
 
     async def pause(self) -> None:
-        """Let running replies end and hold new ones back; returns when nothing runs. Frees keys and values."""
+        """Let running replies end and hold new ones back; returns when nothing runs. Forgets keys and values."""
         self._held.set()
         self._inbox.put(None)
         while not self._idle.is_set():

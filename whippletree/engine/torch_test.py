@@ -267,14 +267,6 @@ async def test_a_pause_lets_a_begun_reply_that_had_to_wait_end_under_its_version
             assert len(pieces) == 150
 
 
-async def test_pause_frees_the_keys_and_values():
-    with engine_of() as engine:
-        await say(engine, ids_of(40))
-        await engine.pause()
-        assert isinstance(engine.rows, SlotRows)
-        assert engine.rows.prefixes.bytes == sum(block.nbytes for block in engine.rows.slots.blocks.values()) == 0
-
-
 async def test_pausing_twice_and_pausing_an_idle_engine_return():
     with engine_of() as engine:
         await engine.pause()
