@@ -80,6 +80,26 @@ def weights(folder: Path, dtype: torch.dtype) -> Any:
     return model
 
 
+def recompute(model: Any) -> None:
+    """Have layers recompute their activations in the backward pass: less memory, more time.
+
+    Transformers asks a layer whether it is training; only the layers themselves are told so, so dropout stays off.
+
+    Raises:
+        ValueError: the model has no layer that can.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no layers that can be recomputed: leave model.gradient_checkpointing false"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
+
+
 @contextmanager
 def quietly() -> Iterator[None]:
     """No bars and no reports of transformers meanwhile: they would run through the view of a run; errors still rise."""

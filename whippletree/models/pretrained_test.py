@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
-from whippletree.models.pretrained import load, number_type, quietly
+from whippletree.models.pretrained import load, number_type, quietly, recompute
 from whippletree.models.tiny import save_tiny, tiny_model
 from whippletree.update.adamw import AdamW, Updater
 from whippletree.update.lora import Lora, add_lora
@@ -109,3 +109,31 @@ def test_number_types_by_name_by_measurement_and_unknown() -> None:
     assert (chosen == torch.bfloat16) == (ratio > 1.2) or ratio == 1.2  # told to one digit
     with pytest.raises(ValueError, match="must be auto, float32 or bfloat16, but got 'float16'"):
         number_type("float16")
+
+
+def test_recomputing_layers_costs_a_second_forward_and_changes_no_gradient() -> None:
+    ids = torch.tensor([[5, 6, 7]])
+    found, calls = [], []
+    for again in (False, True):
+        model = tiny_model(layers=2)
+        if again:
+            recompute(model)
+        count: list[int] = []
+        for layer in model.model.layers:
+            layer.mlp.register_forward_pre_hook(lambda *_, count=count: count.append(1))
+        model(input_ids=ids, use_cache=False).logits.logsumexp(-1).sum().backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+        calls.append(len(count))
+    assert calls == [2, 4]  # each of the two layers once, and once more in the backward pass
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_recomputing_turns_no_dropout_on() -> None:
+    model = tiny_model(layers=2)
+    recompute(model)
+    assert [name for name, module in model.named_modules() if module.training] == ["model.layers.0", "model.layers.1"]
+
+
+def test_a_model_that_cannot_recompute_says_so() -> None:
+    with pytest.raises(ValueError, match="Linear has no layers that can be recomputed: leave model"):
+        recompute(torch.nn.Linear(1, 1))
