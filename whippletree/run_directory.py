@@ -80,7 +80,7 @@ class RunDirectory:
     def _agree(self) -> None:
         """Write the recipe, or see that it is the one the run began with; only how long it runs may differ."""
         file = self.path / "config.toml"
-        if file.exists():
+        if file.exists() and self.begun:
             odd = config.differences(config.load(file), self.recipe)
             if told := [f"{key} was {a!r} and is {b!r}" for key, (a, b) in odd.items() if key not in FREE]:
                 raise ValueError(
@@ -88,6 +88,12 @@ class RunDirectory:
                     f"config.toml, or give this run another name with --set name=..."
                 )
         write_aside(file, config.dump(self.recipe).encode())
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything that its recipe made; a launch that was refused leaves nothing."""
+        traces = (self.path / name for name in ("metrics.jsonl", "turns.sqlite"))
+        return bool(self.checkpoints) or any(trace.exists() and trace.stat().st_size for trace in traces)
 
     @property
     def checkpoints(self) -> list[Path]:

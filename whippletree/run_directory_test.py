@@ -204,12 +204,30 @@ def test_a_run_is_held_by_one_process_until_it_ends_however_it_ends(tmp_path: Pa
 
 
 def test_another_recipe_is_refused_by_the_names_of_what_differs(directory: RunDirectory) -> None:
+    save(directory, 1)
     directory.close()
     other = config.parse({**TABLE, "seed": 1, "update": {"learning_rate": 2e-5}, "steps": 7})
     with pytest.raises(ValueError, match=r"another recipe: seed was 0 and is 1; update\.learning_rate was 1e-05") as e:
         RunDirectory(directory.path, other)
     assert "steps" not in str(e.value)
     RunDirectory(directory.path, RECIPE).close()  # the refused one let go of the lock and changed nothing
+
+
+def test_a_run_that_failed_before_it_began_takes_the_corrected_recipe(directory: RunDirectory) -> None:
+    directory.close()
+    (directory.path / "metrics.jsonl").touch()  # opened, and nothing was logged
+    corrected = config.parse({**TABLE, "seed": 1})
+    RunDirectory(directory.path, corrected).close()
+    assert config.load(directory.path / "config.toml") == corrected
+
+
+@pytest.mark.parametrize("trace", ["metrics.jsonl", "turns.sqlite", "checkpoints/step-000001/state.json"])
+def test_a_run_that_began_keeps_its_recipe(directory: RunDirectory, trace: str) -> None:
+    directory.close()
+    (directory.path / trace).parent.mkdir(parents=True, exist_ok=True)
+    (directory.path / trace).write_text("{}")
+    with pytest.raises(ValueError, match="another recipe: seed was 0 and is 1"):
+        RunDirectory(directory.path, config.parse({**TABLE, "seed": 1}))
 
 
 def test_how_long_a_run_takes_may_change_and_is_kept(directory: RunDirectory) -> None:
