@@ -196,17 +196,25 @@ def told() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         _end("stopped; the same command goes on from the last checkpoint", status=130)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            _end(f"the disk is full ({error}): make room and give the same command again; every finished turn is kept")
-        if error.filename is None:
+    except Exception as error:
+        words = in_words(error)
+        if words is None:
             raise
-        _end(f"{error.filename}: {error.strerror}")
-    except (ValueError, ArithmeticError, ImportError, RuntimeError) as error:
-        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-        if Path(__file__).parent not in raised_in.parents:
-            raise
-        _end(str(error))
+        _end(words)
+
+
+def in_words(error: Exception) -> str | None:
+    """What a person is told of an error that they can act on; None for a bug. Of a group, the first that is told."""
+    if isinstance(error, ExceptionGroup):
+        return next(filter(None, map(in_words, error.exceptions)), None)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"the disk is full ({error}): make room and give the same command again; every finished turn is kept"
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else None
+    if not isinstance(error, ValueError | ArithmeticError | ImportError | RuntimeError):
+        return None
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return str(error) if Path(__file__).parent in raised_in.parents else None
 
 
 def _end(text: str, *, status: int = 1) -> None:

@@ -146,6 +146,14 @@ def test_an_error_of_a_library_keeps_its_traceback_though_ours_of_that_kind_are_
     assert end(FloatingPointError("ours")) == 1
 
 
+def test_of_errors_that_came_together_the_first_that_can_be_told_is(capsys: pytest.CaptureFixture[str]) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert end(ExceptionGroup("tasks", [KeyError("x"), ExceptionGroup("inner", [full]), full])) == 1
+    assert "the disk is full" in capsys.readouterr().err
+    with pytest.raises(ExceptionGroup), cli.told():
+        raise ExceptionGroup("tasks", [KeyError("x")])
+
+
 # ---- dry runs ---------------------------------------------------------------------------------------------------
 
 
