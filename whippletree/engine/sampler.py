@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 128  # vocabulary entries summed at once before the exact place is looked up
+ROWS = 8  # rows sampled at once: what is in between stays in the processor's cache, and is no new memory
 
 
 def random_stream(seed: int, name: str) -> np.random.Generator:
@@ -26,6 +27,10 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, temperature_B: Tensor, top_p_B:
     Raises:
         FloatingPointError: the logits of a row are no distribution.
     """
+    if len(logits_BV) > ROWS:
+        parts = zip(*(torch.split(x, ROWS) for x in (logits_BV, uniform_B, temperature_B, top_p_B)), strict=True)
+        chosen, logps = zip(*(sample(*part) for part in parts), strict=True)
+        return torch.cat(chosen), torch.cat(logps)
     greedy_B = temperature_B == 0
     scale_B = torch.where(greedy_B, 1.0, temperature_B)
     below_BV = logits_BV - logits_BV.amax(dim=1, keepdim=True).float()

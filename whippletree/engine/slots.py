@@ -7,6 +7,7 @@ a freed slot is filled at once, and an earlier prefix is taken over by copying. 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,6 +96,11 @@ class Slots(Cache):  # type: ignore[misc] # transformers carries no types
         """Copy the first `length` positions of some slots to others, as if all at once."""
         for block in self.blocks.values():
             block[:, list(target), :length] = block[:, list(source), :length]
+
+    def spread(self, source: int, target: slice, length: int) -> None:
+        """Copy the first `length` positions of a slot to a run of others."""
+        for block in self.blocks.values():
+            block[:, target, :length] = block[:, source : source + 1, :length]
 
     def view(self, slot: int, length: int) -> list[Tensor]:
         """The first `length` positions of a slot."""
@@ -195,7 +201,7 @@ class SlotRows:
             if length := int(self.length_S[slot]):
                 self.prefixes.add(self.id_SL[slot, :length], self.slots.view(slot, length))
 
-    def _hold(self, slots: Sequence[int], ids: Ids) -> None:
+    def _hold(self, slots: int | slice, ids: Ids) -> None:
         self.id_SL[slots, : len(ids)], self.id_SL[slots, len(ids) :] = ids, -1
         self.length_S[slots] = len(ids)
 
@@ -244,19 +250,18 @@ class SlotRows:
             rest, start = [rest[0][self.tokens :]], [start[0] + self.tokens]
         logits_BV = self._forward(rest, start, first)
         for slot, ids in enumerate(prompts, start=first):
-            self._hold([slot], ids)
+            self._hold(slot, ids)
         self.running += len(prompts)
         return logits_BV
 
     def _repeat(self, rows: list[int]) -> None:
-        """New rows that are copies of others."""
+        """New rows that are copies of others, equal ones side by side."""
         self._vacate(range(self.running, self.running + len(rows)))
-        for row in dict.fromkeys(rows):
-            slots = [self.running + i for i, other in enumerate(rows) if other == row]
-            length = int(self.length_S[row])
-            self.slots.copy([row] * len(slots), slots, length)
+        for row, count in Counter(rows).items():
+            slots, length = slice(self.running, self.running + count), int(self.length_S[row])
+            self.slots.spread(row, slots, length)
             self._hold(slots, self.id_SL[row, :length])
-        self.running += len(rows)
+            self.running += count
 
     @torch.no_grad()
     def _forward(self, new: Sequence[Ids], start: Sequence[int], first: int) -> Tensor:
