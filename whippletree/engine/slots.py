@@ -279,6 +279,7 @@ class SlotRows:
         for row, ids in enumerate(new):
             input_np[row, width - len(ids) :] = ids
             start_np[row], end_np[row] = start[row], start[row] + len(ids)
+        # padding stands at position 0 or later, which every model has, and nothing looks at what comes of it
         position_np = end_np - width + np.arange(width)
         input_BQ, position_BQ, valid_BQ = (
             torch.from_numpy(x).to(self.slots.device) for x in (input_np, position_np.clip(0), position_np >= start_np)

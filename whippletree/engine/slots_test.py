@@ -132,6 +132,23 @@ def test_the_next_turn_computes_only_its_suffix():
     assert checked.admit([*ids_of(40), 5, 6, 7, 8, *ids_of(9, seed=1)]) == 1 + 9
 
 
+def test_an_ended_row_is_still_known_when_its_slot_is_taken():
+    a, b, c = ([seed] * 40 for seed in (1, 2, 3))
+    checked = Checked(rows_of())
+    checked.admit(a, b)
+    checked.drop(0, 1)
+    assert checked.admit(c, c) == 40  # in the slot of a, and copied into that of b
+    assert checked.admit(a, b) == 2
+
+
+def test_an_ended_row_is_still_known_when_the_block_grows():
+    checked = Checked(rows_of())
+    checked.admit([1] * 40)
+    checked.drop(0)
+    assert checked.admit([2] * 300) == 300
+    assert checked.admit([1] * 40) == 1
+
+
 def test_a_long_prompt_passes_in_parts():
     rows = rows_of("gemma3", tokens=32)
     checked = Checked(rows)

@@ -295,6 +295,22 @@ async def test_an_error_inside_the_model_reaches_every_caller_and_the_engine_liv
         assert said[1] == pytest.approx(own_logps(model.inner, [*healthy, poison, 1], said[0]), abs=1e-5)
 
 
+async def test_a_step_that_failed_leaves_no_keys_behind():
+    prompt = [1 + i % 40 for i in range(45)]
+    with engine_of() as engine:
+        reply, _ = await say(engine, prompt, max_tokens=30)
+    place, poison = next((i, token) for i, token in enumerate(reply) if token > 40)  # not in the prompt
+    model = Broken(poison=poison)
+    with engine_of(model) as engine:
+        with pytest.raises(RuntimeError, match="poison"):
+            await say(engine, prompt, max_tokens=30)
+        model.poison = -1
+        longer = [*prompt, *reply[: place + 1], 5]  # what the row would have held after the step
+        said = await say(engine, longer)
+        assert said[1] == pytest.approx(own_logps(model.inner, longer, said[0]), abs=1e-5)
+        assert engine.rows.computed >= len(longer)
+
+
 async def test_weights_that_are_nan_are_an_error_for_the_caller():
     model = tiny_model()
     with torch.no_grad():
