@@ -7,7 +7,7 @@ import inspect
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +27,7 @@ from whippletree.harness.command import CommandHarness
 from whippletree.harness.function import FunctionHarness, load_agent
 from whippletree.harness.outcome import Harness
 from whippletree.learn import Learner, Sampled
-from whippletree.models.pretrained import Pretrained, load
+from whippletree.models.pretrained import Pretrained, load, recompute
 from whippletree.reward.from_harness import from_harness
 from whippletree.tree.attention import use_fast_attention
 from whippletree.tree.families import prove
@@ -35,7 +35,7 @@ from whippletree.tree.fidelity import check
 from whippletree.tree.forward import forward
 from whippletree.tree.pack import micro_batches
 from whippletree.tree.packed import Layout
-from whippletree.types import Batch, Forward, Method, Reward, Rollout, Services, Task
+from whippletree.types import Batch, Forward, Method, Reward, Rollout, Services, Task, Turn
 from whippletree.update.adamw import AdamW, Updater
 from whippletree.update.lora import Lora, add_lora
 
@@ -91,7 +91,42 @@ class PackedScorer:
         return list((found.value_N if self.value_head else found.logp_N).float().cpu().split(lengths))
 
 
-@dataclass
+@dataclass(frozen=True)
+class Gateway:
+    """A policy behind the gateway, serving."""
+
+    engine: TorchEngine
+    store: Store
+    sessions: Sessions
+    server: str  # its URL
+
+
+@asynccontextmanager
+async def gateway(
+    policy: Policy, turns: Path, *, name: str, rows: int = 64, seed: int = 0, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[Gateway]:
+    """Serve a policy under `name` while the block runs; every call is kept in the file `turns`."""
+    pretrained = policy.pretrained
+    renderer = Renderer(pretrained.tokenizer)  # first: a model without a chat template is refused before anything runs
+    engine = TorchEngine(
+        policy.model,
+        end_ids=pretrained.end_ids,
+        context=pretrained.context,
+        rows=rows,
+        seed=seed,
+        mask=engine_mask(policy.layout, pretrained.dtype),
+    )
+    store = Store(turns)
+    sessions = Sessions(store)
+    try:
+        async with serve(create_app(engine, renderer, store, sessions, model_name=name), host=host, port=port) as url:
+            yield Gateway(engine, store, sessions, url)
+    finally:
+        engine.close()
+        store.close()
+
+
+@dataclass(frozen=True)
 class Parts:
     """What a run is made of."""
 
@@ -99,9 +134,6 @@ class Parts:
     method: Method
     policy: Policy
     engine: TorchEngine
-    store: Store
-    sessions: Sessions
-    server: str
     collector: Collector
     updater: Updater
     learner: Learner
@@ -121,61 +153,30 @@ async def build(recipe: config.Recipe, folder: Path, *, progress: Callable[[int,
     harness, rewards = chosen_harness(recipe.harness), chosen_rewards(recipe)
     train, held_out = chosen_tasks(recipe)
     policy, updater, services = chosen_policy(recipe, method)
-    pretrained, sampling = policy.pretrained, recipe.sampling
-    engine = TorchEngine(
-        policy.model,
-        end_ids=pretrained.end_ids,
-        context=pretrained.context,
-        rows=recipe.harness.concurrency,
-        seed=recipe.seed,
-        mask=engine_mask(policy.layout, pretrained.dtype),
-    )
-    store = Store(folder / "turns.sqlite")
-    sessions = Sessions(store)
-    app = create_app(engine, Renderer(pretrained.tokenizer), store, sessions, model_name=Path(recipe.model.path).name)
-    budget = recipe.update.token_budget
-    plan = partial(micro_batches, token_budget=budget, unroll=policy.layout.masks == "none")
-    learner = Learner(
-        method,
-        updater,
-        policy.forward,
-        plan,
-        epochs=recipe.update.epochs,
-        minibatches=recipe.update.minibatches,
-        seed=recipe.seed,
-        check=partial(faithful, recipe=recipe, decode=pretrained.tokenizer.decode),
-    )
-    try:
-        async with serve(app) as server:
-            collector = Collector(
+    name, limit = Path(recipe.model.path).name, recipe.harness.concurrency
+    async with gateway(policy, folder / "turns.sqlite", name=name, rows=limit, seed=recipe.seed) as served:
+        yield Parts(
+            recipe=recipe,
+            method=method,
+            policy=policy,
+            engine=served.engine,
+            collector=Collector(
                 harness=harness,
-                store=store,
-                sessions=sessions,
-                server=server,
+                store=served.store,
+                sessions=served.sessions,
+                server=served.server,
                 rewards=rewards,
                 reward_timeout=recipe.reward_timeout,
-                sampling=sampling,
-                limit=recipe.harness.concurrency,
+                sampling=recipe.sampling,
+                limit=limit,
                 progress=progress,
-            )
-            yield Parts(
-                recipe=recipe,
-                method=method,
-                policy=policy,
-                engine=engine,
-                store=store,
-                sessions=sessions,
-                server=server,
-                collector=collector,
-                updater=updater,
-                learner=learner,
-                services=services,
-                task_at=endless(train, recipe.seed),
-                held_out=held_out,
-            )
-    finally:
-        engine.close()
-        store.close()
+            ),
+            updater=updater,
+            learner=chosen_learner(recipe, method, policy, updater),
+            services=services,
+            task_at=endless(train, recipe.seed),
+            held_out=held_out,
+        )
 
 
 def chosen_method(recipe: config.Recipe) -> Method:
@@ -198,13 +199,53 @@ def chosen_method(recipe: config.Recipe) -> Method:
         if odd := sorted(set(settings) - set(known)):
             raise ValueError(f"method_settings.{slot}: unknown {', '.join(odd)}; it has {', '.join(known) or 'none'}")
         changes[slot] = partial(part, **settings)
-    return method.but(**changes) if changes else method
+    method = method.but(**changes) if changes else method
+    if not method.evidence:
+        teaches(method, recipe)
+    return method
+
+
+def teaches(method: Method, recipe: config.Recipe) -> None:
+    """Ask the credit about made-up groups of the recipe's size with unequal rewards.
+
+    Raises:
+        ValueError: it refuses them, or gives no token any advantage, so that nothing would be learned.
+    """
+    sampling = recipe.sampling
+    turn = Turn("", (0,), (0,), (-1.0,), 0, "stop")
+    rewards = [recipe.rewards[0].name if recipe.rewards else "reward"]
+    made_up = [
+        Rollout(f"{g}/{i}", Task(str(g)), str(g), (turn,), {rewards[0]: float(g + i)})
+        for g in range(sampling.tasks_per_step)
+        for i in range(sampling.rollouts_per_task)
+    ]
+    if not bool(method.credit(Batch.of(made_up)).any()):
+        raise ValueError(
+            f"with sampling.rollouts_per_task = {sampling.rollouts_per_task} and tasks_per_step = "
+            f"{sampling.tasks_per_step}, the credit of {recipe.method} gives every token an advantage of 0 whatever "
+            f"the rewards, so nothing would be learned: sample more rollouts for each task"
+        )
+
+
+def chosen_learner(recipe: config.Recipe, method: Method, policy: Policy, updater: Updater) -> Learner:
+    """What turns scored rollouts into a step."""
+    update = recipe.update
+    return Learner(
+        method,
+        updater,
+        policy.forward,
+        partial(micro_batches, token_budget=update.token_budget, unroll=policy.layout.masks == "none"),
+        epochs=update.epochs,
+        minibatches=update.minibatches,
+        seed=recipe.seed,
+        check=partial(faithful, recipe=recipe, decode=policy.pretrained.tokenizer.decode),
+    )
 
 
 def chosen_harness(section: config.HarnessSection) -> Harness:
     """How the agent is started."""
     if section.kind == "command":
-        return CommandHarness(section.agent, timeout=section.timeout, env=section.environment)
+        return CommandHarness(command=section.agent, timeout=section.timeout, env=section.environment)
     return FunctionHarness(load_agent(section.agent), timeout=section.timeout)
 
 
@@ -243,7 +284,7 @@ def chosen_policy(recipe: config.Recipe, method: Method) -> tuple[Policy, Update
         adapters = Lora(rank=section.lora_rank, alpha=section.lora_alpha or 2.0 * section.lora_rank)
         pretrained = Pretrained(**{**vars(pretrained), "model": add_lora(pretrained.model, adapters)})
     if recipe.model.gradient_checkpointing:
-        pretrained.model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute(pretrained.model)
     policy = Policy(pretrained, layout, value_head(pretrained.model) if "value_head" in method.needs else None)
     shared = {name for name in AdamW.__dataclass_fields__ if name in config.UpdateSection.model_fields}
     settings = AdamW(**{name: getattr(section, name) for name in shared})
@@ -265,14 +306,14 @@ def faithful(batch: Batch, logp_N: Tensor, *, recipe: config.Recipe, decode: Cal
     Raises:
         FidelityError: beyond the limits, with the worst tokens.
     """
-    seen_N = torch.where(logp_N.isnan(), batch.logp_old_N, logp_N)  # what was left out has nothing to differ
+    seen = replace(batch, logp_old_N=torch.where(logp_N.isnan(), torch.nan, batch.logp_old_N))  # what was not left out
     limits = recipe.fidelity
 
     def describe(n: int) -> str:
         around = batch.id_N[max(0, n - 8) : n + 1].tolist()
         return repr(decode(around))
 
-    check(seen_N, batch, mean_limit=limits.mean_limit, max_limit=limits.max_limit, describe=describe)
+    check(logp_N, seen, mean_limit=limits.mean_limit, max_limit=limits.max_limit, describe=describe)
 
 
 def value_head(model: Any) -> nn.Module:

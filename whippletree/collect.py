@@ -140,7 +140,9 @@ class Collector:
         finally:
             await self.sessions.close(name)
         ending, blame, reason = outcome.ending, outcome.blame, outcome.reason
-        if session.failure and ending == "failed":
+        if session.truncated and ending == "failed":
+            ending, blame, reason = "truncated", None, session.truncated  # a limit of ours, not a fault of the harness
+        elif session.failure and ending == "failed":
             blame, reason = "engine", session.failure
         elif ending == "done" and not self.store.turns(name):
             ending, blame, reason = "failed", "harness", "the harness ended without a single call to the policy"

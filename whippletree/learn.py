@@ -67,7 +67,7 @@ class Learner:
         Raises:
             FloatingPointError: an advantage, the loss or the gradient is not finite; no step was made.
         """
-        advantage_N = self.method.credit(batch)
+        advantage_N = self.method.credit(batch).detach()
         if not bool(advantage_N[batch.trainable_N].isfinite().all()):
             raise FloatingPointError(f"credit gave an advantage that is not finite on step {step}: no step was made")
         advantage_N = torch.where(batch.trainable_N, advantage_N, 0.0)
@@ -128,7 +128,9 @@ class Learner:
                 loss_N = self.method.objective(forward, advantage_N[token_N], micro)
                 loss = (weight_N[local_N] * loss_N).sum()
             if not bool(loss.detach().isfinite()):
-                raise FloatingPointError(f"the loss is {float(loss.detach())}: no step was made; look at the advantages")
+                raise FloatingPointError(
+                    f"the loss is {float(loss.detach())}: no step was made; look at the advantages"
+                )
             with clocked(learned.seconds, "time/backward"):
                 loss.backward()
                 self.updater.accumulate()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from whippletree.analysis.intervals import wilson
@@ -29,6 +31,8 @@ class Loop:
         self.parts, self.directory, self.metrics, self.view = parts, directory, metrics, view
         self.recipe = parts.recipe
         self.weights = {reward.name: reward.weight for reward in self.recipe.rewards}
+        # one thread for every update: each thread of torch has its own workers, and its own memory that stays with it
+        self.trainer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self.last: tuple[list[Rollout], Batch, Learned] | None = None  # of the last step, for the report
 
     async def train(self) -> State:
@@ -55,7 +59,8 @@ class Loop:
         scored = time.perf_counter()
         await parts.engine.pause()
         rate = parts.updater.settings.rate(state.step, self.recipe.steps)
-        learned = await asyncio.to_thread(parts.learner.update, rollouts, batch, step=state.step, rate=rate)
+        update = partial(parts.learner.update, rollouts, batch, step=state.step, rate=rate)
+        learned = await asyncio.get_running_loop().run_in_executor(self.trainer, update)
         parts.engine.resume(state.version + 1)
         seconds = time.perf_counter() - started
         after = State(
@@ -134,6 +139,8 @@ class Loop:
 
         def extras(folder: Any) -> None:
             pretrained.model.config.save_pretrained(folder)
+            if pretrained.model.generation_config:
+                pretrained.model.generation_config.save_pretrained(folder)
             pretrained.tokenizer.save_pretrained(folder)
 
         self.directory.save(state, updater.weights(), updater.moments(), extras)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-import shutil
 import statistics
 import time
 from collections.abc import Sequence
@@ -15,10 +14,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from whippletree import config
-from whippletree.build import Parts, build, engine_mask
+from whippletree.build import Parts, Policy, build, gateway
 from whippletree.loop import Loop, evaluation
+from whippletree.models.pretrained import load
 from whippletree.report.curve import write_curve
 from whippletree.report.metrics import Metrics, read
 from whippletree.report.page import write_report
@@ -26,6 +27,7 @@ from whippletree.report.rollouts import rollout_view
 from whippletree.report.sinks import make_sinks
 from whippletree.report.terminal import View
 from whippletree.run_directory import RunDirectory
+from whippletree.tree.families import prove
 from whippletree.types import Task
 
 LIBRARIES = ("whippletree", "torch", "transformers", "tokenizers", "reasoning-gym", "openai")
@@ -43,10 +45,7 @@ def run_recipe(
     if dry_run:
         print(config.dump(resolved), end="")
         return {}
-    folder = runs / resolved.name
-    if fresh and folder.exists():
-        shutil.rmtree(folder)
-    directory = RunDirectory(folder, resolved)
+    directory = RunDirectory(runs / resolved.name, resolved, fresh=fresh)
     try:
         return asyncio.run(_run(resolved, directory, console))
     finally:
@@ -149,8 +148,7 @@ def rewrite_report(folder: Path) -> Path:
 
 def evaluate_recipe(recipe: Path, settings: Sequence[str], *, checkpoint: Path | None, runs: Path) -> dict[str, Any]:
     """The figures of the recipe's held-out tasks under its model, or under a checkpoint of a run."""
-    changes = [*settings, *([f'model.path="{checkpoint}"'] if checkpoint else [])]
-    resolved = config.load(recipe, changes)
+    resolved = config.load(recipe, settings)
     if resolved.evaluation.tasks is None:
         raise ValueError(f"{recipe} names no held-out tasks: add a table [evaluation.tasks]")
     folder = runs / f"{resolved.name}-eval-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -158,48 +156,39 @@ def evaluate_recipe(recipe: Path, settings: Sequence[str], *, checkpoint: Path |
 
     async def run() -> dict[str, Any]:
         async with build(resolved, folder, progress=lambda done, total: None) as parts:
+            if checkpoint:
+                parts.updater.restore(load_file(checkpoint / "model.safetensors"), {})
             rollouts = await parts.collector.evaluate(
                 "eval", parts.held_out, temperature=resolved.evaluation.temperature
             )
         weights = {reward.name: reward.weight for reward in resolved.rewards}
         return evaluation(rollouts, weights, resolved.evaluation.success)
 
-    return {"model": resolved.model.path, **asyncio.run(run()), "turns": str(folder / "turns.sqlite")}
+    return {
+        "model": str(checkpoint or resolved.model.path),
+        **asyncio.run(run()),
+        "turns": str(folder / "turns.sqlite"),
+    }
 
 
 async def serve_model(
     model: str, *, host: str, port: int, store: Path, dtype: str, context: int | None, console: Console
 ) -> None:
     """Serve a model and capture every call, until interrupted."""
-    from whippletree.engine.torch import TorchEngine
-    from whippletree.gateway.app import create_app
-    from whippletree.gateway.render import Renderer
-    from whippletree.gateway.server import serve
-    from whippletree.gateway.sessions import Sessions
-    from whippletree.gateway.store import Store
-    from whippletree.models.pretrained import load
-    from whippletree.tree.families import prove
-
     loaded = load(model, dtype=dtype, context=context)
-    mask = engine_mask(prove(loaded.model), loaded.dtype)
-    engine = TorchEngine(loaded.model, end_ids=loaded.end_ids, context=loaded.context, mask=mask)
-    turns = Store(store)
-    sessions = Sessions(turns)
+    policy = Policy(loaded, prove(loaded.model))
     name = f"serve/{time.strftime('%Y%m%d-%H%M%S')}"
-    session = await sessions.open(name, group=name, task=Task(id=name), stream=name, max_turns=1 << 30)
-    app = create_app(engine, Renderer(loaded.tokenizer), turns, sessions, model_name=Path(model).name)
-    try:
-        async with serve(app, host=host, port=port) as url:
+    async with gateway(policy, store, name=Path(model).name, host=host, port=port) as served:
+        session = await served.sessions.open(name, group=name, task=Task(id=name), stream=name, max_turns=1 << 30)
+        try:
             console.print(
                 f"serving {model} in {loaded.dtype}; every call goes to {store}; Ctrl-C ends it", highlight=False
             )
-            print(f"export OPENAI_BASE_URL={url}/v1\nexport OPENAI_API_KEY={session.secret}", flush=True)
+            print(f"export OPENAI_BASE_URL={served.server}/v1\nexport OPENAI_API_KEY={session.secret}", flush=True)
             await asyncio.Event().wait()
-    finally:
-        await sessions.close(name)
-        await turns.end_rollout(name, ending="done")
-        engine.close()
-        turns.close()
+        finally:
+            await served.sessions.close(name)
+            await served.store.end_rollout(name, ending="done")
 
 
 def _version(name: str) -> str:
