@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from whippletree.report.metrics import read
 from whippletree.tree.fidelity import FidelityError
 
 
-def rows_of(folder: Path) -> list[dict]:
+def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [row for row in read(folder / "metrics.jsonl") if "step_time" in row]
 
 
@@ -53,7 +54,7 @@ def test_training_sees_what_was_sampled(tmp_path: Path) -> None:
 def test_a_random_model_learns_and_unlearns(tmp_path: Path) -> None:
     """The share of the letter a rises from about 1 in 100 to more than a half; with a negated reward it cannot."""
     learns = ("steps=30", "sampling.rollouts_per_task=8", "update.learning_rate=0.005")
-    path = runs.recipe(tmp_path, **{"tasks.settings": {}})
+    path = runs.recipe(tmp_path)
     runs.run(path, tmp_path / "runs", *learns)
     rewards = [row["reward"] for row in rows_of(tmp_path / "runs" / "tiny")]
     assert sum(rewards[:3]) / 3 < 0.1 < 0.5 < sum(rewards[-3:]) / 3, rewards

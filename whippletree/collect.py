@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from whippletree.config import SamplingSection
 from whippletree.gateway.sessions import SamplingDefaults, Sessions
@@ -17,6 +18,8 @@ from whippletree.gateway.store import Store
 from whippletree.harness.outcome import Harness
 from whippletree.reward.channels import score
 from whippletree.types import Reward, Rollout, Task
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -158,10 +161,10 @@ class Collector:
         self.progress(0, total)
 
 
-async def gather(runs: Sequence[object]) -> list:  # type: ignore[type-arg]
+async def gather(runs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """All results in order; the first error ends the others and is raised."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(run) for run in runs]  # type: ignore[arg-type]
+        tasks = [group.create_task(run) for run in runs]
     return [task.result() for task in tasks]
 
 

@@ -26,7 +26,8 @@ METHOD = Method(paper=Paper("a test"), credit=group_mean, objective=clipped_rati
 
 def rollout(name: str, group: str, reward: float, *replies: tuple[int, ...], logp: float = -4.0) -> Rollout:
     """Turns that extend each other: prompt (5, 6), then reply, then (7,), then reply."""
-    turns, seen = [], (5, 6)
+    turns: list[Turn] = []
+    seen: tuple[int, ...] = (5, 6)
     for reply in replies:
         turns.append(Turn(name, seen, reply, (logp,) * len(reply), 0, "stop"))
         seen = (*seen, *reply, 7)

@@ -135,13 +135,14 @@ class Loop:
 
     def save(self, state: State) -> None:
         """Leave a checkpoint that transformers can load, with what a resumed run needs."""
-        updater, pretrained = self.parts.updater, self.parts.policy.pretrained
+        updater, model = self.parts.updater, self.parts.policy.model
+        tokenizer = self.parts.policy.pretrained.tokenizer
 
         def extras(folder: Any) -> None:
-            pretrained.model.config.save_pretrained(folder)
-            if pretrained.model.generation_config:
-                pretrained.model.generation_config.save_pretrained(folder)
-            pretrained.tokenizer.save_pretrained(folder)
+            model.config.save_pretrained(folder)
+            if model.generation_config:
+                model.generation_config.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
 
         self.directory.save(state, updater.weights(), updater.moments(), extras)
 

@@ -11,7 +11,7 @@ A `Batch` is flat: one entry per *sampled* token, in turn order. Prompts and too
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -192,7 +192,7 @@ class Engine(Protocol):
     context: int  # most tokens of prompt and reply together
     version: int  # of the weights now in use
 
-    def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator[Piece]: ...
+    def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Piece, None]: ...
 
     async def pause(self) -> None:
         """Let running replies end, hold new ones back; returns when nothing runs. Weights may then change."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from whippletree.types import Piece, Sampling
@@ -49,7 +49,7 @@ class ScriptedEngine:
         """The text of each prompt that came, special tokens included."""
         return [self._tokenizer.decode(list(ids)) for ids, _ in self.calls]
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator[Piece]:
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Piece, None]:
         """The next scripted reply, piece by piece.
 
         Raises:
@@ -93,7 +93,7 @@ class ScriptedEngine:
             raise ValueError(f"the script has {len(self._replies)} replies, but reply {number + 1} was asked for")
         return [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
 
-    async def _pieces(self, ids: list[int], sampling: Sampling) -> AsyncIterator[Piece]:
+    async def _pieces(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[Piece, None]:
         shown = ids[: sampling.max_tokens]
         last = "stop" if len(shown) == len(ids) else "length"
         for start in range(0, len(shown), self._piece):

@@ -29,7 +29,7 @@ def plain_mask(seen_BQL: Tensor, distance_BQL: Tensor) -> Tensor:
     return seen_BQL[:, None]
 
 
-class Slots(Cache):  # type: ignore[misc] # transformers carries no types
+class Slots(Cache):
     """Keys and values of every layer, by slot. Layers of equal shape share one block [planes, slots, L, H, D]."""
 
     def __init__(self, model: nn.Module) -> None:

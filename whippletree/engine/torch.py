@@ -11,7 +11,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -110,7 +110,7 @@ class TorchEngine:
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator[Piece]:
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Piece, None]:
         """Pieces of the reply as they are sampled. Closing the iterator early ends the reply.
 
         Raises:

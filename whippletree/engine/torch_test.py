@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
@@ -180,7 +180,7 @@ async def test_impossible_sampling_is_refused(bad: dict[str, Any]):
 async def test_closing_the_iterator_frees_the_row():
     with engine_of(rows=1, context=4000) as engine:
         endless = engine.sample(ids_of(9), Sampling(max_tokens=3000))
-        async with aclosing(endless):  # type: ignore[type-var] # a generator by nature
+        async with aclosing(endless):
             async for _ in endless:
                 break
         assert len((await say(engine, ids_of(9)))[0]) == 12  # with one row, only after the first has gone
@@ -354,7 +354,7 @@ def test_callers_in_many_event_loops_share_one_batch():
 def test_an_event_loop_that_ends_without_a_word_frees_its_row():
     with engine_of(rows=1, context=4000) as engine:
         loop = asyncio.new_event_loop()
-        pieces: AsyncIterator[Piece] = engine.sample(ids_of(9), Sampling(max_tokens=3900))
+        pieces: AsyncGenerator[Piece, None] = engine.sample(ids_of(9), Sampling(max_tokens=3900))
         loop.run_until_complete(anext(pieces))
         loop.close()
         assert len(asyncio.run(say(engine, ids_of(9)))[0]) == 12

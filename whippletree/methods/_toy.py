@@ -72,7 +72,7 @@ def learn(method: Method, *, steps: int = 20, passes: int = 2, seed: int = 0) ->
         advantage_N, weight_N = method.credit(batch), method.average(batch)
         for _ in range(passes):
             optimizer.zero_grad()
-            (weight_N * method.objective(policy.forward(batch), advantage_N, batch)).sum().backward()  # type: ignore[no-untyped-call]
+            (weight_N * method.objective(policy.forward(batch), advantage_N, batch)).sum().backward()
             optimizer.step()
     return policy.reward()
 
