@@ -8,10 +8,6 @@ from whippletree.reward import assistant_texts
 from whippletree.types import Rollout, Task
 
 CLIENT = AsyncOpenAI(api_key="set for each rollout")  # one pool of connections for all rollouts
-EXAMPLE = [  # so that it has seen an answer below zero; the tasks have one-digit terms only
-    {"role": "user", "content": "State the final answer to the following arithmetic problem: 12 - 15 ="},
-    {"role": "assistant", "content": "The answer is -3."},
-]
 
 
 def solves(reply: str, task: Task) -> bool:
@@ -21,10 +17,10 @@ def solves(reply: str, task: Task) -> bool:
 
 async def agent(task: Task, base_url: str, api_key: str) -> None:
     client = CLIENT.with_options(base_url=base_url, api_key=api_key)
-    messages = [*EXAMPLE, {"role": "user", "content": task.columns["question"]}]
+    messages = [{"role": "user", "content": task.columns["question"]}]
     for _ in range(2):
         response = await client.chat.completions.create(model="policy", messages=messages)
-        reply = response.choices[0].message.content
+        reply = response.choices[0].message.content or ""
         if solves(reply, task):
             return
         messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "That is wrong. Try again."}]

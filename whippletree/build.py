@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from whippletree.harness.function import FunctionHarness, load_agent
 from whippletree.harness.outcome import Harness
 from whippletree.learn import Learner, Sampled
 from whippletree.models.pretrained import Pretrained, load, recompute
+from whippletree.objective.addons import with_entropy
 from whippletree.reward.from_harness import from_harness
 from whippletree.tree.attention import use_fast_attention
 from whippletree.tree.families import prove
@@ -199,6 +201,9 @@ def chosen_method(recipe: config.Recipe) -> Method:
         if odd := sorted(set(settings) - set(known)):
             raise ValueError(f"method_settings.{slot}: unknown {', '.join(odd)}; it has {', '.join(known) or 'none'}")
         changes[slot] = partial(part, **settings)
+    if recipe.update.entropy_bonus:
+        objective = changes.get("objective", method.objective)
+        changes["objective"] = partial(with_entropy, objective=objective, bonus=recipe.update.entropy_bonus)
     method = method.but(**changes) if changes else method
     if not method.evidence:
         teaches(method, recipe)
@@ -264,12 +269,27 @@ def chosen_tasks(recipe: config.Recipe) -> tuple[list[Task], list[Task]]:
 
 
 def load_tasks(section: config.TasksSection) -> list[Task]:
-    """The tasks of one table of the recipe."""
-    source = {"jsonl": "path", "reasoning_gym": "dataset", "hub": "path"}[section.kind]
+    """The tasks of one table of the recipe.
+
+    Raises:
+        ValueError: fewer than `size` tasks fit `where`, or one has no such column.
+    """
+    source = {"jsonl": "path", "reasoning_gym": "dataset", "hub": "dataset"}[section.kind]
     spec: dict[str, Any] = {"kind": section.kind, source: section.source, **section.settings}
-    if section.kind == "reasoning_gym":
-        return tasks.load({**spec, "size": section.size or 1000, "seed": section.seed})
-    return tasks.load(spec)[: section.size]
+    size = section.size or (1000 if section.kind == "reasoning_gym" else None)
+    if section.kind == "reasoning_gym" and size:
+        # where some are left out, more are generated
+        spec |= {"size": size * (10 if section.where and not spec.get("distinct") else 1), "seed": section.seed}
+    found = tasks.load(spec)
+    for column, pattern in section.where.items():
+        if missing := [task.id for task in found if column not in task.columns]:
+            raise ValueError(
+                f"tasks.where names the column {column!r}, but task {missing[0]} of {section.source} has none"
+            )
+        found = [task for task in found if re.fullmatch(pattern, str(task.columns[column]))]
+    if not found or (size and section.where and len(found) < size):
+        raise ValueError(f"only {len(found)} tasks of {section.source} fit where = {section.where}, but size is {size}")
+    return found[:size]
 
 
 def chosen_policy(recipe: config.Recipe, method: Method) -> tuple[Policy, Updater, Services]:

@@ -40,6 +40,10 @@ class TasksSection(Section):
     size: int | None = Field(None, ge=1, description="how many; default: all there are, 1000 of reasoning-gym")
     seed: int = Field(0, description="of generated tasks")
     settings: dict[str, Any] = Field(default_factory=dict, description="passed to the source as they are")
+    where: dict[str, str] = Field(
+        default_factory=dict,
+        description="keep the tasks whose column is wholly matched by a pattern: {answer = '[0-9]+'}",
+    )
 
     @model_validator(mode="after")
     def _each_setting_has_one_place(self) -> TasksSection:
@@ -103,6 +107,7 @@ class UpdateSection(Section):
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises")
     epochs: int = Field(1, ge=1, description="passes over the rollouts of one step")
     minibatches: int = Field(1, ge=1, description="optimizer steps in one pass")
+    entropy_bonus: float = Field(0.0, ge=0, description="weight of the policy's entropy in the loss")
     token_budget: int = Field(4096, ge=1, description="places of one packed forward, padding included")
     lora_rank: int = Field(0, ge=0, description="0: all parameters are trained")
     lora_alpha: float | None = Field(None, gt=0, description="default: twice the rank")
