@@ -61,7 +61,7 @@ def test_a_random_model_learns_and_unlearns(tmp_path: Path) -> None:
     # from the model that has learned, with the reward counted against it
     learned = sorted((tmp_path / "runs" / "tiny" / "checkpoints").glob("step-*"))[-1]
     back = recipe_with_weight(path, -1.0)
-    runs.run(back, tmp_path / "runs", *learns, "name=back", f'model.path="{learned}"', "steps=15")
+    runs.run(back, tmp_path / "runs", *learns, "name=back", f'model.path="{learned}"')
     rewards = [row["rewards/a/mean"] for row in rows_of(tmp_path / "runs" / "back")]
     assert rewards[0] > 0.4 and rewards[-1] < 0.2, rewards
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
+from whippletree.engine.attention import DecodingKeys
 from whippletree.engine.prefixes import Ids, Prefixes, Saved, common_prefix
 
 Mask = Callable[[Tensor, Tensor], Any]  # (seen [B, Q, L] bool, distance [B, Q, L]) -> what the model takes as its mask
@@ -72,6 +73,7 @@ class Slots(Cache):
         slot_BQ = torch.arange(first, self.rows.stop, device=self.device)[:, None].expand(position_BQ.shape)
         decoding = position_BQ.shape[1] == 1
         self.new_F: Any = (slice(rows), 0) if decoding else valid_BQ
+        self.decoding = decoding and self.device.type == "cpu"
         self.place_F = (slot_BQ * self.length + position_BQ)[self.new_F]
 
     def update(
@@ -84,7 +86,9 @@ class Slots(Cache):
             block = self.blocks[kind][plane]
             block.flatten(0, 1).index_copy_(0, self.place_F, new.transpose(1, 2)[self.new_F])
             seen.append(block[self.rows, : self.span].transpose(1, 2))
-        return seen[0], seen[1]
+        keys, values = seen
+        fast = self.decoding and keys.dtype == torch.bfloat16
+        return keys.as_subclass(DecodingKeys) if fast else keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.span
@@ -312,7 +316,8 @@ def similar(rest: dict[bytes, int], tokens: int) -> list[list[bytes]]:
 
 def cache_keyword(model: nn.Module) -> str:
     """What this model's forward calls its cache."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # inside a peft wrapper
+    return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 
 
 def up(n: int, unit: int) -> int:
