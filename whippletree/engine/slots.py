@@ -314,9 +314,9 @@ def similar(rest: dict[bytes, int], tokens: int) -> list[list[bytes]]:
     return chunks
 
 
-def cache_keyword(model: nn.Module) -> str:
+def cache_keyword(model: Any) -> str:
     """What this model's forward calls its cache."""
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # inside a peft wrapper
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # inside a peft wrapper
     return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 
 
