@@ -33,7 +33,8 @@ class Loop:
         self.weights = {reward.name: reward.weight for reward in self.recipe.rewards}
         # one thread for every update: each thread of torch has its own workers, and its own memory that stays with it
         self.trainer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
-        self.last: tuple[list[Rollout], Batch, Learned] | None = None  # of the last step, for the report
+        self.last: tuple[list[Rollout], Batch, Learned] | None = None  # of the last step
+        self.taught: list[tuple[list[Rollout], Batch, Learned]] = []  # first and latest step with any advantage
 
     async def train(self) -> State:
         """Run to the last step; a run that was ended before goes on where it was."""
@@ -85,6 +86,8 @@ class Loop:
         )
         told |= {"num_tokens": after.tokens, "tokens_per_second": batch.tokens / (sampled - started)}
         self.last = (rollouts, batch, learned)
+        if bool(learned.advantage_N.any()):
+            self.taught = [*self.taught[:1], self.last]
         self.metrics.log(after.step, told)
         self.view.step(after.step, told)
         return after

@@ -74,7 +74,8 @@ async def _run(recipe: config.Recipe, directory: RunDirectory, console: Console)
     metrics.close()
     summary = summarise(directory.path, recipe, seconds=time.perf_counter() - started, dtype=number_type)
     directory.write_json("summary.json", summary)
-    directory.write_json("samples.json", samples(loop, parts))
+    if loop.taught:  # a run that had ended before keeps what it showed
+        directory.write_json("samples.json", samples(loop, parts))
     rewrite_report(directory.path)
     if summary["before"] is not None and summary["after"] is not None:
         (low, high), (low_, high_) = summary["before_interval"], summary["after_interval"]
@@ -119,21 +120,20 @@ def summarise(folder: Path, recipe: config.Recipe, *, seconds: float, dtype: str
     }
 
 
-def samples(loop: Loop, parts: Parts, most: int = 6) -> list[dict[str, Any]]:
-    """A few rollouts of the last step as the report shows them, with the advantage of each token."""
-    if loop.last is None:
-        return []
-    rollouts, batch, learned = loop.last
-    by_turn = learned.advantage_N.split(batch.lengths_K.tolist())
-    turn, views = 0, []
-    for rollout in rollouts:
-        mine = by_turn[turn : turn + len(rollout.turns)]
-        turn += len(rollout.turns)
-        spread = max((float(a.abs().max()) for a in mine if len(a)), default=0.0)
-        decode = parts.policy.pretrained.tokenizer.decode
-        views.append((spread, rollout_view(rollout, [a.tolist() for a in mine], decode)))
-    views.sort(key=lambda pair: -pair[0])
-    return [view for _, view in views[:most]]
+def samples(loop: Loop, parts: Parts) -> list[dict[str, Any]]:
+    """Rollouts as the report shows them: the best and the worst of the group that differs most, in two steps."""
+    decode, views = parts.policy.pretrained.tokenizer.decode, []
+    for rollouts, batch, learned in loop.taught:
+        by_turn = learned.advantage_N.split(batch.lengths_K.tolist())
+        of_turn = [[by_turn[k].tolist() for k in (batch.rollout_K == r).nonzero()[:, 0]] for r in range(len(rollouts))]
+        worth = torch.zeros(batch.rollouts).index_add(
+            0, batch.rollout_N, learned.advantage_N
+        ) / batch.lengths_R.clamp_min(1)
+        best = int(worth.argmax())
+        group = (batch.group_R == batch.group_R[best]).nonzero()[:, 0]
+        worst = int(group[worth[group].argmin()])
+        views += [rollout_view(rollouts[r], of_turn[r], decode) for r in (best, worst)]
+    return views
 
 
 def rewrite_report(folder: Path) -> Path:
