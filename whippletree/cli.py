@@ -33,6 +33,10 @@ Settings = Annotated[
     list[str], typer.Option("--set", metavar="A.B=C", help="Change one setting of the recipe; may be given many times.")
 ]
 Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds run directories.")]
+Sinks = Annotated[
+    list[str],
+    typer.Option("--sink", metavar="NAME", help="Also send metrics to tensorboard, wandb, trackio or mlflow."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe as TOML, and run nothing.")]
 
 
@@ -40,6 +44,11 @@ def _version(asked: bool) -> None:
     if asked:
         print(f"whippletree {__version__}")
         raise typer.Exit
+
+
+def sent_to(sinks: list[str]) -> list[str]:
+    """The setting that names these sinks; none where none is named, so that the recipe's own stay."""
+    return [f"sinks={json.dumps(sinks)}"] if sinks else []
 
 
 @app.callback()
@@ -57,6 +66,7 @@ def quickstart(
         int | None, typer.Option(help="Updates of the policy; the recipe's own number by default.")
     ] = None,
     settings: Settings = [],  # noqa: B006 - typer reads the default and never changes it
+    sinks: Sinks = [],  # noqa: B006
     runs: Runs = Path("runs"),
     fresh: Annotated[bool, typer.Option(help="Begin anew where a run of this name has ended or was cut off.")] = True,
     dry_run: DryRun = False,
@@ -72,7 +82,7 @@ def quickstart(
     with told():
         from whippletree.running import run_recipe
 
-        changes = [*settings, *([] if steps is None else [f"steps={steps}"])]
+        changes = [*settings, *sent_to(sinks), *([] if steps is None else [f"steps={steps}"])]
         run_recipe(recipe_path("quickstart.toml"), changes, runs=runs, fresh=fresh, dry_run=dry_run, console=screen())
 
 
@@ -80,6 +90,7 @@ def quickstart(
 def train(
     recipe: Annotated[Path, typer.Argument(help="A TOML recipe; see recipes/ and docs/recipes.md.")],
     settings: Settings = [],  # noqa: B006
+    sinks: Sinks = [],  # noqa: B006
     runs: Runs = Path("runs"),
     dry_run: DryRun = False,
 ) -> None:
@@ -90,7 +101,7 @@ def train(
     with told():
         from whippletree.running import run_recipe
 
-        run_recipe(recipe, settings, runs=runs, fresh=False, dry_run=dry_run, console=screen())
+        run_recipe(recipe, [*settings, *sent_to(sinks)], runs=runs, fresh=False, dry_run=dry_run, console=screen())
 
 
 @app.command("eval")

@@ -180,3 +180,12 @@ def test_doctor_ends_well_where_everything_needed_is_here() -> None:
     assert result.stdout.splitlines()[0].split() == ["ok", "Python", platform.python_version()]
     assert result.stdout.splitlines()[-1] == "everything needed is here"
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_sinks_are_named_by_a_flag_and_the_recipes_own_stay_without_it(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('sinks = ["wandb"]\n' + RECIPE.read_text())
+    plain = call("train", str(recipe), "--dry-run")
+    flagged = call("train", str(recipe), "--dry-run", "--sink", "tensorboard", "--sink", "mlflow")
+    assert tomllib.loads(plain.stdout)["sinks"] == ["wandb"]
+    assert tomllib.loads(flagged.stdout)["sinks"] == ["tensorboard", "mlflow"]
