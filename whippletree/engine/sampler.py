@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 128  # vocabulary entries summed at once before the exact place is looked up
-ROWS = 8  # rows sampled at once: what is in between stays in the processor's cache, and is no new memory
+ROWS = 16  # rows sampled at once: what is in between stays in the processor's cache, and is no new memory
 
 
 def random_stream(seed: int, name: str) -> np.random.Generator:
@@ -33,19 +33,20 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, temperature_B: Tensor, top_p_B:
         return torch.cat(chosen), torch.cat(logps)
     greedy_B = temperature_B == 0
     scale_B = torch.where(greedy_B, 1.0, temperature_B)
-    below_BV = logits_BV - logits_BV.amax(dim=1, keepdim=True).float()
+    scaled_BV = logits_BV.float()
     if bool((scale_B != 1).any()):
-        below_BV /= scale_B[:, None]
+        scaled_BV = scaled_BV / scale_B[:, None]
     cut_B = (top_p_B < 1) & ~greedy_B
     if bool(cut_B.any()):
-        below_BV[cut_B] = nucleus(below_BV[cut_B], top_p_B[cut_B])
-    weight_BV = below_BV.exp_()
-    chosen_B, total_B = invert(weight_BV, uniform_B)
+        scaled_BV = scaled_BV.clone()
+        scaled_BV[cut_B] = nucleus(scaled_BV[cut_B], top_p_B[cut_B])
+    prob_BV = scaled_BV.softmax(dim=1)
+    chosen_B, total_B = invert(prob_BV, uniform_B)
     if not bool(total_B.isfinite().all()):
         raise FloatingPointError("logits must give a distribution, but the model gave NaN or infinite ones")
     if bool(greedy_B.any()):
         chosen_B[greedy_B] = logits_BV[greedy_B].argmax(dim=1)
-    return chosen_B, (weight_BV.gather(1, chosen_B[:, None])[:, 0] / total_B).log().float()
+    return chosen_B, (prob_BV.gather(1, chosen_B[:, None])[:, 0] / total_B).log().float()
 
 
 def invert(weight_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
