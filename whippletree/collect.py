@@ -7,19 +7,21 @@ kill the same step takes the finished rollouts as they are and runs only those t
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from whippletree.config import SamplingSection
-from whippletree.gateway.sessions import SamplingDefaults, Sessions
-from whippletree.gateway.store import Store
-from whippletree.harness.outcome import Harness
+from whippletree.gateway.sessions import SamplingDefaults, Session, Sessions
+from whippletree.gateway.store import Store, StoreError
+from whippletree.harness.outcome import Harness, Outcome, failure
 from whippletree.reward.channels import score
 from whippletree.types import Reward, Rollout, Task
 
 T = TypeVar("T")
+SCORED = "whippletree/scored"  # in a rollout's info: these rewards are final, so a resumed run does not score again
 
 
 @dataclass
@@ -85,7 +87,7 @@ class Collector:
         """One rollout a task; a rollout that failed is in the list, with no reward."""
         self._begin(len(tasks))
         runs = [self._rollout(f"{name}/{i:04d}", task, f"{name}/{i:04d}", temperature) for i, task in enumerate(tasks)]
-        return list(await gather(runs))
+        return list(await gather([self._counted(run) for run in runs]))
 
     async def _groups(
         self, found: Collected, names: list[str], tasks: list[Task], accept: Callable[[Sequence[Rollout]], bool]
@@ -94,7 +96,8 @@ class Collector:
         pairs = zip(names, tasks, strict=True)
         for runs in await gather([self._group(name, task, found) for name, task in pairs]):
             lost = len(runs) < self.sampling.rollouts_per_task
-            if not runs or (lost and self.sampling.on_failure != "keep"):
+            # of a group that lost some, a lone rollout has nothing to be compared with
+            if lost and (self.sampling.on_failure != "keep" or len(runs) < 2):
                 found.dropped += 1
             elif not accept(runs):
                 found.refused += 1
@@ -103,8 +106,8 @@ class Collector:
 
     async def _group(self, name: str, task: Task, found: Collected) -> list[Rollout]:
         size = range(self.sampling.rollouts_per_task)
-        runs = await gather([self._persistent(f"{name}/{i:02d}", task, name, found) for i in size])
-        return [run for run in runs if run is not None]
+        runs = [self._persistent(f"{name}/{i:02d}", task, name, found) for i in size]
+        return [run for run in await gather([self._counted(run) for run in runs]) if run is not None]
 
     async def _persistent(self, name: str, task: Task, group: str, found: Collected) -> Rollout | None:
         """A rollout that did not fail and has a reward, run again as often as the settings allow."""
@@ -124,13 +127,10 @@ class Collector:
         """One rollout: out of the store where it has ended before, else run now."""
         async with self.places:
             rollout = self.store.rollout(name) or await self._run(name, task, group, temperature)
-        if rollout.ending != "failed" and "scored" not in rollout.info:
+        if rollout.ending != "failed" and SCORED not in rollout.info:
             scored = await score(rollout, self.rewards, timeout=self.reward_timeout)
-            # the note says that these rewards are final, so that a resumed run does not score again
-            rollout = replace(scored, info={**scored.info, "scored": True})
+            rollout = replace(scored, info={**scored.info, SCORED: True})
             await self.store.set_rewards(name, rollout.rewards, info=rollout.info)
-        self._done += 1
-        self.progress(self._done, self._total)
         return rollout
 
     async def _run(self, name: str, task: Task, group: str, temperature: float) -> Rollout:
@@ -142,23 +142,47 @@ class Collector:
             outcome = await self.harness.run(task, base_url=f"{self.server}/v1", api_key=session.secret)
         finally:
             await self.sessions.close(name)
-        ending, blame, reason = outcome.ending, outcome.blame, outcome.reason
-        if session.truncated and ending == "failed":
-            ending, blame, reason = "truncated", None, session.truncated  # a limit of ours, not a fault of the harness
-        elif session.failure and ending == "failed":
-            blame, reason = "engine", session.failure
-        elif ending == "done" and not self.store.turns(name):
-            ending, blame, reason = "failed", "harness", "the harness ended without a single call to the policy"
-        await self.store.end_rollout(
-            name, ending=ending, blame=blame, reason=reason, info=outcome.info, rewards=outcome.rewards
-        )
+        outcome = judged(outcome, session, calls=len(self.store.turns(name)))
+        await self.store.end_rollout(name, **vars(outcome))
         rollout = self.store.rollout(name)
         assert rollout is not None, name
         return rollout
 
+    async def _counted(self, run: Coroutine[Any, Any, T]) -> T:
+        """The result of a run, with `progress` told of it."""
+        result = await run
+        self._done += 1
+        self.progress(self._done, self._total)
+        return result
+
     def _begin(self, total: int) -> None:
         self._done, self._total = 0, total
         self.progress(0, total)
+
+
+def judged(outcome: Outcome, session: Session, *, calls: int) -> Outcome:
+    """What a harness said of its run, with what the gateway knows of it: whose fault a failure was, if anyone's.
+
+    Raises:
+        StoreError: it failed as the disk did not take a reply. That is no fault of the rollout, which stays open, so
+            that a resumed run begins it anew.
+    """
+    if outcome.ending == "failed" and StoreError.__name__ in session.failure:
+        raise StoreError(session.failure)
+    if outcome.ending == "failed" and session.truncated and calls:  # a limit of ours, not a fault of the harness
+        return replace(outcome, ending="truncated", blame=None, reason=session.truncated)
+    if outcome.ending == "failed" and session.failure:
+        return replace(outcome, blame="engine", reason=session.failure)
+    if outcome.ending == "failed" and not session.truncated:
+        return outcome
+    if not calls:
+        why = session.truncated or "the harness ended without a single call to the policy"
+        return failure(why, info=outcome.info)
+    try:
+        json.dumps(outcome.info)
+    except (TypeError, ValueError) as error:
+        return failure(f"what the harness found must be JSON, as it is kept in the store, but {error}")
+    return outcome
 
 
 async def gather(runs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
