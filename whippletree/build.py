@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -16,7 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from whippletree import config, methods, tasks
+from whippletree import config, tasks
+from whippletree.chosen import chosen_method
 from whippletree.collect import Collector, rewards_of
 from whippletree.engine.torch import TorchEngine
 from whippletree.gateway.app import create_app
@@ -29,7 +29,6 @@ from whippletree.harness.function import FunctionHarness, load_agent
 from whippletree.harness.outcome import Harness
 from whippletree.learn import Learner, Sampled
 from whippletree.models.pretrained import Pretrained, load, recompute
-from whippletree.objective.addons import with_entropy
 from whippletree.reward.from_harness import from_harness
 from whippletree.tree.attention import use_fast_attention
 from whippletree.tree.families import prove
@@ -37,11 +36,9 @@ from whippletree.tree.fidelity import check
 from whippletree.tree.forward import forward
 from whippletree.tree.pack import micro_batches
 from whippletree.tree.packed import Layout
-from whippletree.types import Batch, Forward, Method, Reward, Rollout, Services, Task, Turn
+from whippletree.types import Batch, Forward, Method, Reward, Rollout, Services, Task
 from whippletree.update.adamw import AdamW, Updater
 from whippletree.update.lora import Lora, add_lora
-
-PROVIDED = {"reference", "value_head", "trainer_logps"}  # what a method may need and this builder gives
 
 
 @dataclass
@@ -181,57 +178,6 @@ async def build(recipe: config.Recipe, folder: Path, *, progress: Callable[[int,
         )
 
 
-def chosen_method(recipe: config.Recipe) -> Method:
-    """The method by name, with the recipe's settings of its parts.
-
-    Raises:
-        ValueError: it is unknown, needs what is not there, or a part has no such setting.
-    """
-    method = methods.load(recipe.method)
-    if missing := sorted(set(method.needs) - PROVIDED):
-        raise ValueError(f"method {recipe.method} needs {', '.join(missing)}, which a recipe cannot give it yet")
-    if method.train is not None:
-        raise ValueError(f"method {recipe.method} brings its own training: run its file")
-    changes: dict[str, Any] = {}
-    for slot, settings in recipe.method_settings.items():
-        part = getattr(method, slot, None)
-        if not callable(part):
-            raise ValueError(f"method_settings.{slot}: method {recipe.method} has no such part")
-        known = [n for n, p in inspect.signature(part).parameters.items() if p.kind == inspect.Parameter.KEYWORD_ONLY]
-        if odd := sorted(set(settings) - set(known)):
-            raise ValueError(f"method_settings.{slot}: unknown {', '.join(odd)}; it has {', '.join(known) or 'none'}")
-        changes[slot] = partial(part, **settings)
-    if recipe.update.entropy_bonus:
-        objective = changes.get("objective", method.objective)
-        changes["objective"] = partial(with_entropy, objective=objective, bonus=recipe.update.entropy_bonus)
-    method = method.but(**changes) if changes else method
-    if not method.evidence:
-        teaches(method, recipe)
-    return method
-
-
-def teaches(method: Method, recipe: config.Recipe) -> None:
-    """Ask the credit about made-up groups of the recipe's size with unequal rewards.
-
-    Raises:
-        ValueError: it refuses them, or gives no token any advantage, so that nothing would be learned.
-    """
-    sampling = recipe.sampling
-    turn = Turn("", (0,), (0,), (-1.0,), 0, "stop")
-    rewards = [recipe.rewards[0].name if recipe.rewards else "reward"]
-    made_up = [
-        Rollout(f"{g}/{i}", Task(str(g)), str(g), (turn,), {rewards[0]: float(g + i)})
-        for g in range(sampling.tasks_per_step)
-        for i in range(sampling.rollouts_per_task)
-    ]
-    if not bool(method.credit(Batch.of(made_up)).any()):
-        raise ValueError(
-            f"with sampling.rollouts_per_task = {sampling.rollouts_per_task} and tasks_per_step = "
-            f"{sampling.tasks_per_step}, the credit of {recipe.method} gives every token an advantage of 0 whatever "
-            f"the rewards, so nothing would be learned: sample more rollouts for each task"
-        )
-
-
 def chosen_learner(recipe: config.Recipe, method: Method, policy: Policy, updater: Updater) -> Learner:
     """What turns scored rollouts into a step."""
     update = recipe.update
@@ -272,7 +218,7 @@ def load_tasks(section: config.TasksSection) -> list[Task]:
     """The tasks of one table of the recipe.
 
     Raises:
-        ValueError: fewer than `size` tasks fit `where`, or one has no such column.
+        ValueError: fewer than `size` tasks fit `where`, one has no such column, or a pattern is none.
     """
     source = {"jsonl": "path", "reasoning_gym": "dataset", "hub": "dataset"}[section.kind]
     spec: dict[str, Any] = {"kind": section.kind, source: section.source, **section.settings}
@@ -286,7 +232,10 @@ def load_tasks(section: config.TasksSection) -> list[Task]:
             raise ValueError(
                 f"tasks.where names the column {column!r}, but task {missing[0]} of {section.source} has none"
             )
-        found = [task for task in found if re.fullmatch(pattern, str(task.columns[column]))]
+        try:
+            found = [task for task in found if re.fullmatch(pattern, str(task.columns[column]))]
+        except re.error as error:
+            raise ValueError(f"tasks.where.{column} = {pattern!r} is not a regular expression: {error}") from None
     if not found or (size and section.where and len(found) < size):
         raise ValueError(f"only {len(found)} tasks of {section.source} fit where = {section.where}, but size is {size}")
     return found[:size]

@@ -4,87 +4,21 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from whippletree.collect import Collector, gather, rewards_of
-from whippletree.config import SamplingSection
+from tests.collecting import Play, Runs, ask, fails, once
+from whippletree.collect import gather, rewards_of
 from whippletree.engine.scripted import ScriptedEngine
-from whippletree.gateway.app import create_app
-from whippletree.gateway.render import Renderer
-from whippletree.gateway.sessions import Sessions
 from whippletree.gateway.store import Store, StoreError
-from whippletree.harness.outcome import Outcome, failure
+from whippletree.harness.outcome import Outcome
 from whippletree.models.tiny import tiny_tokenizer
-from whippletree.types import Reward, Rollout, Task
+from whippletree.types import Rollout, Task
 
-Play = Callable[["Runs", Task, httpx.AsyncClient], Any]
 YES = lambda group: True  # noqa: E731
-
-
-async def once(runs: Runs, task: Task, client: httpx.AsyncClient) -> Outcome:
-    """One call."""
-    await ask(client, task.id)
-    return Outcome()
-
-
-async def ask(client: httpx.AsyncClient, *texts: str) -> None:
-    messages = [{"role": "user", "content": text} for text in texts]
-    (await client.post("/chat/completions", json={"model": "m", "messages": messages})).raise_for_status()
-
-
-async def length(rollout: Rollout) -> dict[str, float | None]:
-    return {"length": float(sum(len(turn.reply_ids) for turn in rollout.turns))}
-
-
-@dataclass
-class Runs:
-    """A collector whose harness is a scripted function and whose gateway is called without a network."""
-
-    store: Store
-    engine: ScriptedEngine
-    play: Play = once
-    reward: Reward = length
-    limit: int = 64
-    ran: list[str] = field(default_factory=list)  # task ids, in the order in which runs began
-    progress: list[tuple[int, int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.sessions = Sessions(self.store)
-        self.app = create_app(self.engine, Renderer(tiny_tokenizer()), self.store, self.sessions, model_name="tiny")
-
-    async def run(self, task: Task, *, base_url: str, api_key: str) -> Outcome:
-        self.ran.append(task.id)
-        headers = {"authorization": f"Bearer {api_key}"}
-        transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url=base_url, headers=headers) as client:
-            try:
-                found: Outcome = await self.play(self, task, client)
-            except httpx.HTTPStatusError as error:
-                return failure(str(error))
-        return found
-
-    def collector(self, **sampling: Any) -> Collector:
-        sizes = {"tasks_per_step": 2, "rollouts_per_task": 3, **sampling}
-        return Collector(
-            harness=self,
-            store=self.store,
-            sessions=self.sessions,
-            server="http://gateway",
-            rewards={"length": self.reward},
-            reward_timeout=5,
-            sampling=SamplingSection(**sizes),
-            limit=self.limit,
-            progress=lambda done, total: self.progress.append((done, total)),
-        )
-
-    def streams(self) -> list[str]:
-        """The names of the random numbers of each call."""
-        return [sampling.stream for _, sampling in self.engine.calls]
 
 
 def task_at(number: int) -> Task:
@@ -182,17 +116,6 @@ async def test_a_note_of_the_harness_never_passes_for_a_score(runs):
 
 
 # ---- what failed is missing, counted, and never a 0 -------------------------------------------------------------
-
-
-def fails(*runs_that_fail: int) -> Play:
-    """An agent whose runs of these numbers (of all that begin) fail after their call."""
-
-    async def play(runs: Runs, task: Task, client: httpx.AsyncClient) -> Outcome:
-        number = len(runs.ran) - 1
-        await ask(client, task.id)
-        return failure("the tool broke") if number in runs_that_fail else Outcome()
-
-    return play
 
 
 async def test_a_failed_rollout_is_sampled_again_with_other_random_numbers(runs):
@@ -374,8 +297,8 @@ async def test_an_evaluation_has_every_task_and_a_failed_one_has_no_reward(runs)
 
 
 def test_the_total_counts_what_applies_by_its_weight_and_none_where_nothing_does():
-    rewards = [{"a": 1.0, "b": 0.5}, {"a": None, "b": 0.5}, {"a": None}, {}]
-    rollouts = [Rollout("r", Task("t"), "g", rewards=dict(each)) for each in rewards]
+    rewards: list[dict[str, float | None]] = [{"a": 1.0, "b": 0.5}, {"a": None, "b": 0.5}, {"a": None}, {}]
+    rollouts = [Rollout("r", Task("t"), "g", rewards=each) for each in rewards]
     # 2 * 1 + 0.5 (a weight that is not given is 1); 0.5; nothing; nothing
     assert rewards_of(rollouts, {"a": 2.0}) == [2.5, 0.5, None, None]
 
