@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from whippletree.engine.cohorts import CohortRows
-from whippletree.engine.helpers import release_helpers
 from whippletree.engine.sampler import random_stream, sample
 from whippletree.engine.slots import Mask, SlotRows, plain_mask
 from whippletree.types import Piece, Sampling
@@ -108,7 +107,6 @@ class TorchEngine:
         self._held = threading.Event()  # set while paused
         self._idle = threading.Event()  # set while the thread has nothing to do
         self._closed = False
-        release_helpers()  # of whoever loaded the model
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
@@ -147,7 +145,6 @@ class TorchEngine:
 
     def resume(self, version: int) -> None:
         """Serve again as policy `version`."""
-        release_helpers()  # of whoever computed the new weights, if it was this thread
         self.version = version
         self._held.clear()
         self._inbox.put(None)
@@ -191,7 +188,6 @@ class TorchEngine:
     def _collect(self) -> None:
         """Move what came in to the waiting list; with nothing to do, sleep until something comes, and a moment more."""
         if not self._busy():
-            release_helpers()
             self._idle.set()
             self._take(None)
             deadline = time.perf_counter() + 20 * self.gather
