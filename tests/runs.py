@@ -78,6 +78,18 @@ def recipe(folder: Path, *, words: tuple[str, ...] = ("ab", "cd", "ef"), family:
     return path
 
 
+def evaluated(folder: Path, **changes: Any) -> Path:
+    """A recipe as `recipe` writes it, with two held-out tasks."""
+    rows = [{"prompt": word, "word": word, "turns": 1} for word in ("xy", "zz")]
+    (folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held: dict[str, Any] = {
+        "evaluation.tasks.kind": "jsonl",
+        "evaluation.tasks.source": "held.jsonl",
+        "evaluation.success": 0.01,
+    }
+    return recipe(folder, **held, **changes)
+
+
 def run(path: Path, runs: Path, *settings: str) -> Mapping[str, Any]:
     """Train by a recipe as the command does, quietly."""
     return run_recipe(path, settings, runs=runs, fresh=False, dry_run=False, console=QUIET)

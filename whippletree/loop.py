@@ -13,7 +13,7 @@ from whippletree.analysis.intervals import wilson
 from whippletree.build import Parts, accepts
 from whippletree.collect import Collected, rewards_of
 from whippletree.learn import Learned
-from whippletree.report.metrics import Metrics
+from whippletree.report.metrics import Metrics, read
 from whippletree.report.terminal import View
 from whippletree.run_directory import RunDirectory, State
 from whippletree.stats import batch_metrics, collected_metrics, fidelity_metrics
@@ -38,15 +38,13 @@ class Loop:
 
     async def train(self) -> State:
         """Run to the last step; a run that was ended before goes on where it was."""
-        state, every = self.resume(), self.recipe.evaluation.every
-        if state.step == 0:
-            await self.evaluate(state)
+        state = self.resume()
+        await self.evaluate_if_due(state)  # also one that a kill cut off after its checkpoint
         while state.step < self.recipe.steps:
             state = await self.step(state)
             if state.step % (self.recipe.checkpoint_every or self.recipe.steps) == 0 or state.step == self.recipe.steps:
                 self.save(state)
-            if state.step == self.recipe.steps or (every and state.step % every == 0):
-                await self.evaluate(state)
+            await self.evaluate_if_due(state)
         return state
 
     async def step(self, state: State) -> State:
@@ -105,10 +103,16 @@ class Loop:
             )
         return found.rollouts
 
+    async def evaluate_if_due(self, state: State) -> None:
+        """Evaluate before the first step, after every so many and after the last, each once."""
+        every = self.recipe.evaluation.every
+        due = state.step in (0, self.recipe.steps) or (every and state.step % every == 0)
+        done = any(row["step"] == state.step and "eval/count" in row for row in read(self.metrics.path))
+        if self.parts.held_out and due and not done:
+            await self.evaluate(state)
+
     async def evaluate(self, state: State) -> dict[str, Any]:
         """One rollout of each held-out task: share solved, with its 95 % interval, and mean reward."""
-        if not self.parts.held_out:
-            return {}
         started = time.perf_counter()
         runs = await self.parts.collector.evaluate(
             f"eval/{state.step:06d}", self.parts.held_out, temperature=self.recipe.evaluation.temperature

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
+import signal
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -53,7 +55,7 @@ def run_recipe(
 
 
 async def _run(recipe: config.Recipe, directory: RunDirectory, console: Console) -> dict[str, Any]:
-    started = time.perf_counter()
+    began = time.time()
     metrics = Metrics(directory.path, sinks=make_sinks(recipe.sinks, directory.path, recipe.model_dump(mode="json")))
     console.print(f"loading {recipe.model.path}", highlight=False)
     shown: list[View] = []
@@ -72,7 +74,7 @@ async def _run(recipe: config.Recipe, directory: RunDirectory, console: Console)
             loop = Loop(parts, directory, metrics, view)
             await loop.train()
     metrics.close()
-    summary = summarise(directory.path, recipe, seconds=time.perf_counter() - started, dtype=number_type)
+    summary = summarise(directory.path, recipe, began=began, dtype=number_type)
     directory.write_json("summary.json", summary)
     if loop.taught:  # a run that had ended before keeps what it showed
         directory.write_json("samples.json", samples(loop, parts))
@@ -89,9 +91,17 @@ async def _run(recipe: config.Recipe, directory: RunDirectory, console: Console)
     return summary
 
 
-def summarise(folder: Path, recipe: config.Recipe, *, seconds: float, dtype: str) -> dict[str, Any]:
-    """The figures of a run, out of its metrics."""
-    rows = read(folder / "metrics.jsonl")
+def summarise(folder: Path, recipe: config.Recipe, *, began: float, dtype: str) -> dict[str, Any]:
+    """The figures of a run, out of its metrics; of one that had ended before `began`, those that it left.
+
+    Its seconds are those since `began`, a time of this clock, and of the steps and evaluations that were done before.
+    """
+    rows, left = read(folder / "metrics.jsonl"), folder / "summary.json"
+    earlier = [row for row in rows if row["time"] < began]
+    if len(earlier) == len(rows) and left.exists():
+        found: dict[str, Any] = json.loads(left.read_text())
+        return found
+    seconds = time.time() - began + sum(row.get("step_time", 0) + row.get("eval/seconds", 0) for row in earlier)
     evaluations = [row for row in rows if row.get("eval/accuracy") is not None]
     first = next((row for row in evaluations if row["step"] == 0), {})
     last = evaluations[-1] if evaluations and evaluations[-1]["step"] > 0 else {}
@@ -151,13 +161,17 @@ def evaluate_recipe(recipe: Path, settings: Sequence[str], *, checkpoint: Path |
     resolved = config.load(recipe, settings)
     if resolved.evaluation.tasks is None:
         raise ValueError(f"{recipe} names no held-out tasks: add a table [evaluation.tasks]")
-    folder = runs / f"{resolved.name}-eval-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder.mkdir(parents=True)
+    weights_file = checkpoint and checkpoint / "model.safetensors"
+    if weights_file and not weights_file.is_file():
+        raise ValueError(f"{checkpoint} is no checkpoint of a run: it has no model.safetensors")
+    runs.mkdir(parents=True, exist_ok=True)
+    # a folder that no other evaluation has, as rollouts that are found are not run again
+    folder = Path(tempfile.mkdtemp(prefix=f"{resolved.name}-eval-{time.strftime('%Y%m%d-%H%M%S')}-", dir=runs))
 
     async def run() -> dict[str, Any]:
         async with build(resolved, folder, progress=lambda done, total: None) as parts:
-            if checkpoint:
-                parts.updater.restore(load_file(checkpoint / "model.safetensors"), {})
+            if weights_file:
+                parts.updater.restore(load_file(weights_file), {})
             rollouts = await parts.collector.evaluate(
                 "eval", parts.held_out, temperature=resolved.evaluation.temperature
             )
@@ -174,10 +188,12 @@ def evaluate_recipe(recipe: Path, settings: Sequence[str], *, checkpoint: Path |
 async def serve_model(
     model: str, *, host: str, port: int, store: Path, dtype: str, context: int | None, console: Console
 ) -> None:
-    """Serve a model and capture every call, until interrupted."""
+    """Serve a model and capture every call, until SIGINT or SIGTERM."""
     loaded = load(model, dtype=dtype, context=context)
     policy = Policy(loaded, prove(loaded.model))
-    name = f"serve/{time.strftime('%Y%m%d-%H%M%S')}"
+    name, stop = f"serve/{time.strftime('%Y%m%d-%H%M%S')}", asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with gateway(policy, store, name=Path(model).name, host=host, port=port) as served:
         session = await served.sessions.open(name, group=name, task=Task(id=name), stream=name, max_turns=1 << 30)
         try:
@@ -185,7 +201,7 @@ async def serve_model(
                 f"serving {model} in {loaded.dtype}; every call goes to {store}; Ctrl-C ends it", highlight=False
             )
             print(f"export OPENAI_BASE_URL={served.server}/v1\nexport OPENAI_API_KEY={session.secret}", flush=True)
-            await asyncio.Event().wait()
+            await stop.wait()
         finally:
             await served.sessions.close(name)
             await served.store.end_rollout(name, ending="done")
