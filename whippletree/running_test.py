@@ -224,24 +224,37 @@ def test_a_port_in_use_is_told_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in result.output
 
 
+def turns_of(folder: Path) -> dict[str, tuple[str, ...]]:
+    """The turns of every finished rollout of a run."""
+    store = Store(folder / "turns.sqlite")
+    found = {rollout.id: tuple(turn.id for turn in rollout.turns) for rollout in store.finished()}
+    store.close()
+    return found
+
+
 # ---- a full disk ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("largest", "told"), [(100_000, r"turns\.sqlite could not be written"), (300_000, "disk is full")]
+    ("largest", "told"), [(100_000, r"turns\.sqlite could not be written"), (500_000, "the disk is full")]
 )
 def test_a_disk_that_fills_is_told_and_the_same_command_goes_on(tmp_path: Path, largest: int, told: str) -> None:
-    """100 kB end while rollouts are kept; 300 kB hold them, but not the checkpoint of 0.4 MB."""
-    path = runs.recipe(tmp_path)
+    """100 kB end while rollouts are kept; 500 kB hold those of one step, but not the 650 kB of the optimizer."""
+    # with the usual 1e-8, Adam makes steps of 1e-5 out of the rounding of gradients that are 0
+    steady: dict[str, Any] = {"update.epsilon": 1e-5}
+    path = runs.recipe(tmp_path, **steady)
     calm = tmp_path / "calm"
-    runs.run(path, calm)
-    train = command("train", path, "--runs", tmp_path / "runs", largest=largest)
+    runs.run(path, calm, "steps=1")
+    train = command("train", path, "--runs", tmp_path / "runs", "--set", "steps=1", largest=largest)
     full = subprocess.run(train, capture_output=True, text=True)
     assert full.returncode == 1, full.stderr
     (line,) = [line for line in full.stderr.splitlines() if line.startswith("whippletree: ")]
     assert re.search(told, line), full.stderr
     assert "Traceback" not in full.stderr
-    runs.run(path, tmp_path / "runs")
+    kept = turns_of(tmp_path / "runs" / "tiny")
+    runs.run(path, tmp_path / "runs", "steps=1")
+    assert kept.items() <= turns_of(tmp_path / "runs" / "tiny").items()  # not one of them was run again
+    assert bool(kept) or largest == 100_000
     for name, weight in weights_of(calm / "tiny").items():
         assert float((weights_of(tmp_path / "runs" / "tiny")[name] - weight).abs().max()) < 1e-5, name
-    assert [row["rollouts/failed"] for row in rows_of(tmp_path / "runs" / "tiny")] == [0, 0, 0]
+    assert [row["rollouts/failed"] for row in rows_of(tmp_path / "runs" / "tiny")] == [0]
