@@ -59,6 +59,8 @@ class Collector:
         self.harness, self.store, self.sessions, self.server = harness, store, sessions, server
         self.rewards, self.reward_timeout, self.sampling, self.progress = rewards, reward_timeout, sampling, progress
         self.places = asyncio.Semaphore(limit)
+        self._ran = False  # whether anything was run in this step
+        self._again = False  # whether rollouts that failed are run again
 
     async def step(
         self,
@@ -69,8 +71,20 @@ class Collector:
     ) -> Collected:
         """`tasks_per_step` whole accepted groups, from task number `cursor` on.
 
-        Where the method refuses groups, further tasks are run until the step is full, ten times over at most.
+        Where the method refuses groups, further tasks are run until the step is full, ten times over at most. Where an
+        earlier start lost every group, and ended for it, what failed then is run again.
         """
+        self._ran = False
+        found = await self._step(step, cursor, task_at, accept)
+        if found.failed and not found.groups and not self._ran:
+            self._again = True
+            found = await self._step(step, cursor, task_at, accept)
+            self._again = False
+        return found
+
+    async def _step(
+        self, step: int, cursor: int, task_at: Callable[[int], Task], accept: Callable[[Sequence[Rollout]], bool]
+    ) -> Collected:
         wanted = self.sampling.tasks_per_step
         found = Collected(cursor=cursor)
         for _ in range(10):
@@ -126,7 +140,10 @@ class Collector:
     async def _rollout(self, name: str, task: Task, group: str, temperature: float) -> Rollout:
         """One rollout: out of the store where it has ended before, else run now."""
         async with self.places:
-            rollout = self.store.rollout(name) or await self._run(name, task, group, temperature)
+            kept = self.store.rollout(name)
+            if kept is None or (self._again and kept.ending == "failed"):
+                kept = await self._run(name, task, group, temperature)
+        rollout = kept
         if rollout.ending != "failed" and SCORED not in rollout.info:
             scored = await score(rollout, self.rewards, timeout=self.reward_timeout)
             rollout = replace(scored, info={**scored.info, SCORED: True})
@@ -135,6 +152,7 @@ class Collector:
 
     async def _run(self, name: str, task: Task, group: str, temperature: float) -> Rollout:
         defaults = SamplingDefaults(temperature=temperature, max_tokens=self.sampling.reply_tokens)
+        self._ran = True
         session = await self.sessions.open(
             name, group=group, task=task, stream=name, defaults=defaults, max_turns=self.sampling.turns
         )

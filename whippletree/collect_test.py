@@ -139,6 +139,14 @@ async def test_a_group_is_dropped_once_its_retries_are_used(runs):
     assert (found.groups, found.dropped, found.failed) == ([], 1, Counter(harness=3))
 
 
+async def test_a_step_that_an_earlier_start_lost_wholly_is_tried_again(runs):
+    sizes = {"tasks_per_step": 1, "on_failure": "drop"}
+    assert (await runs(fails(0, 1, 2)).collector(**sizes).step(0, 0, task_at, YES)).groups == []
+    again = runs(fails())
+    found = await again.collector(**sizes).step(0, 0, task_at, YES)
+    assert (len(found.groups), len(again.ran), found.failed, found.dropped) == (1, 3, Counter(), 0)
+
+
 async def test_on_failure_drop_gives_up_the_group_at_once(runs):
     made = runs(fails(1), limit=1)
     found = await made.collector(on_failure="drop").step(0, 0, task_at, YES)
