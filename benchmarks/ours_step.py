@@ -88,7 +88,7 @@ async def work(options: argparse.Namespace, say: Any) -> None:
         directory, metrics = RunDirectory(folder, wanted), Metrics(folder)
         async with build(wanted, folder, progress=lambda done, total: None) as parts:
             loop = Loop(parts, directory, metrics, View("", options.steps, console=Console(file=nowhere)))
-            state = loop.resume()
+            state = await loop.resume()
             versions = {name: version(name) for name in ("whippletree", "torch", "transformers")}
             settings = {key: str(value) for key, value in vars(options).items() if key not in ("model", "tasks")}
             say({"ready": True, "name": "whippletree", "versions": versions, "settings": settings})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -73,9 +75,13 @@ class PackedScorer:
     temperature: float
     token_budget: int
     value_head: nn.Module | None = None  # where set, its values come in place of log-probs
+    engine: TorchEngine | None = None  # where set, its thread computes, as it does everything else
 
     async def logps(self, turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
         """For each (prompt_ids, reply_ids): float32 [len(reply_ids)], no gradient."""
+        return await self.engine.run(lambda: self._logps(turns)) if self.engine else self._logps(turns)
+
+    def _logps(self, turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
         triples = [(prompt, reply, self.temperature) for prompt, reply in turns]
         lengths = [len(reply) for _, reply in turns]
         with torch.no_grad():
@@ -151,7 +157,9 @@ async def build(recipe: config.Recipe, folder: Path, *, progress: Callable[[int,
     method = chosen_method(recipe)
     harness, rewards = chosen_harness(recipe.harness), chosen_rewards(recipe)
     train, held_out = chosen_tasks(recipe)
-    policy, updater, services = chosen_policy(recipe, method)
+    with ThreadPoolExecutor(1) as once:  # torch's helpers of this thread end with it, and do not crowd the engine's
+        choice = asyncio.get_running_loop().run_in_executor(once, chosen_policy, recipe, method)
+        policy, updater, services = await choice
     name, limit = Path(recipe.model.path).name, recipe.harness.concurrency
     async with gateway(policy, folder / "turns.sqlite", name=name, rows=limit, seed=recipe.seed) as served:
         yield Parts(
@@ -172,10 +180,19 @@ async def build(recipe: config.Recipe, folder: Path, *, progress: Callable[[int,
             ),
             updater=updater,
             learner=chosen_learner(recipe, method, policy, updater),
-            services=services,
+            services=computed_by(served.engine, services),
             task_at=endless(train, recipe.seed),
             held_out=held_out,
         )
+
+
+def computed_by(engine: TorchEngine, services: Services) -> Services:
+    """The same services, with the engine's thread computing for the scorers."""
+    scorers = {
+        name: replace(scorer, engine=engine) if isinstance(scorer, PackedScorer) else scorer
+        for name, scorer in services.scorers.items()
+    }
+    return replace(services, scorers=scorers)
 
 
 def chosen_learner(recipe: config.Recipe, method: Method, policy: Policy, updater: Updater) -> Learner:

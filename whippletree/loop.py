@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -31,14 +29,12 @@ class Loop:
         self.parts, self.directory, self.metrics, self.view = parts, directory, metrics, view
         self.recipe = parts.recipe
         self.weights = {reward.name: reward.weight for reward in self.recipe.rewards}
-        # one thread for every update: each thread of torch has its own workers, and its own memory that stays with it
-        self.trainer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self.last: tuple[list[Rollout], Batch, Learned] | None = None  # of the last step
         self.taught: list[tuple[list[Rollout], Batch, Learned]] = []  # first and latest step with any advantage
 
     async def train(self) -> State:
         """Run to the last step; a run that was ended before goes on where it was."""
-        state = self.resume()
+        state = await self.resume()
         await self.evaluate_if_due(state)  # also one that a kill cut off after its checkpoint
         while state.step < self.recipe.steps:
             state = await self.step(state)
@@ -59,7 +55,7 @@ class Loop:
         await parts.engine.pause()
         rate = parts.updater.settings.rate(state.step, self.recipe.steps)
         update = partial(parts.learner.update, rollouts, batch, step=state.step, rate=rate)
-        learned = await asyncio.get_running_loop().run_in_executor(self.trainer, update)
+        learned = await parts.engine.run(update)
         parts.engine.resume(state.version + 1)
         seconds = time.perf_counter() - started
         after = State(
@@ -128,13 +124,13 @@ class Loop:
             )
         return told
 
-    def resume(self) -> State:
+    async def resume(self) -> State:
         """Take up the last checkpoint, if there is one, and forget what was logged after it."""
         found = self.directory.latest()
         state = State()
         if found:
             state, weights, moments = found
-            self.parts.updater.restore(weights, moments)
+            await self.parts.engine.run(lambda: self.parts.updater.restore(weights, moments))
             self.parts.engine.resume(state.version)
             self.view.note(f"resumed after step {state.step}")
         self.metrics.truncate_after(state.step)
