@@ -96,11 +96,7 @@ class TorchEngine:
     ) -> None:
         self.model, self.context, self.version = model, context, version
         self.end_ids, self.limit, self.seed, self.gather = frozenset(end_ids), rows, seed, gather
-        self.rows: Rows = (
-            SlotRows(model, mask=mask, running_bytes=running_bytes, kept_bytes=kept_bytes)
-            if mask
-            else CohortRows(model)
-        )
+        self.rows: Rows
         self.sampled = 0  # tokens, for the metrics
         self.busy_seconds = 0.0
         self._inbox: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()  # None: look again
@@ -110,8 +106,18 @@ class TorchEngine:
         self._held = threading.Event()  # set while paused
         self._idle = threading.Event()  # set while the thread has nothing to do
         self._closed = False
+        made: Future[Rows] = Future()  # by the thread itself, for it asks the model about its keys
+
+        def make() -> Rows:
+            if mask is None:
+                return CohortRows(model)
+            return SlotRows(model, mask=mask, running_bytes=running_bytes, kept_bytes=kept_bytes)
+
+        self._work.put((make, made))
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
+        self._inbox.put(None)
+        self.rows = made.result()
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Piece, None]:
         """Pieces of the reply as they are sampled. Closing the iterator early ends the reply.
