@@ -157,7 +157,12 @@ class TorchEngine:
 
         A process in which several threads compute has more helper threads than cores, and then each of a step's two
         thousand products waits to be woken: sampling takes 1.6 times as long. So one thread computes everything.
+
+        Raises:
+            RuntimeError: the engine was closed; and whatever the work raises.
         """
+        if self._closed:
+            raise RuntimeError("the engine is closed")
         done: Future[T] = Future()
         self._work.put((work, done))
         self._inbox.put(None)

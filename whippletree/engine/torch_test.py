@@ -359,3 +359,37 @@ def test_an_event_loop_that_ends_without_a_word_frees_its_row():
         loop.close()
         assert len(asyncio.run(say(engine, ids_of(9)))[0]) == 12
         assert engine.sampled < 3900
+
+
+async def test_other_work_is_done_by_the_engines_own_thread_while_replies_run_and_while_paused():
+    with engine_of() as engine:
+        reply = asyncio.create_task(say(engine, ids_of(9), max_tokens=50))
+        assert await engine.run(lambda: threading.current_thread().name) == "engine"
+        assert len((await reply)[0]) == 50
+        await engine.pause()
+        assert await engine.run(lambda: 6 * 7) == 42
+        engine.resume(1)
+        assert len((await say(engine, ids_of(9)))[0]) == 12
+
+
+async def test_work_that_fails_tells_its_caller_and_the_engine_lives():
+    def fail() -> None:
+        raise ZeroDivisionError("one by nothing")
+
+    with engine_of() as engine:
+        with pytest.raises(ZeroDivisionError, match="one by nothing"):
+            await engine.run(fail)
+        assert len((await say(engine, ids_of(9)))[0]) == 12
+    with pytest.raises(RuntimeError, match="closed"):
+        await engine.run(lambda: 1)
+
+
+def test_a_model_that_cannot_be_asked_for_its_keys_is_refused_where_the_engine_is_made():
+    class Refuses(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor, **others: Any) -> Any:
+            raise ValueError("no such input")
+
+    model = Refuses()
+    model.weight = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match="no such input"):
+        TorchEngine(model, end_ids=(), context=20)
