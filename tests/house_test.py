@@ -250,7 +250,7 @@ def test_unfinished_work_is_caught(text: str) -> None:
     assert len(house.matches(LOOP, text, house.UNFINISHED)) == 1
 
 
-@pytest.mark.parametrize("text", ["x = '/home/me/model'", "cd /work/main", "open('/tmp/x')", "--dir=/root/cache"])
+@pytest.mark.parametrize("text", ["x = '/home/me/model'", "cd /work/project", "open('/tmp/x')", "--dir=/root/cache"])
 def test_a_place_on_one_machine_is_caught(text: str) -> None:
     assert len(house.matches(LOOP, text, house.MACHINE_PATHS)) == 1
 
