@@ -168,7 +168,9 @@ class Batch:
             logp_old_N=torch.tensor(
                 [x if turn.trainable else unknown for turn in turns for x in turn.reply_logps], dtype=torch.float32
             ),
-            version_N=torch.repeat_interleave(torch.tensor([t.version for t in turns], dtype=torch.int64), lengths),
+            version_N=torch.tensor(
+                [v for t in turns for v in t.versions or [t.version] * len(t.reply_ids)], dtype=torch.int64
+            ),
             reward_RC=torch.tensor(rewards, dtype=torch.float32),
             channels=names,
             weight_C=torch.tensor([(weights or {}).get(name, 1.0) for name in names], dtype=torch.float32),

@@ -23,6 +23,7 @@ from whippletree.batch import shape_letters as shape_letters
 Json = dict[str, Any]
 Ending = Literal["done", "truncated", "failed"]
 Blame = Literal["harness", "engine", "judge", "sandbox", "reward"]
+Link = Literal["root", "append", "realign", "fork"]
 
 
 # ---- what happened ----------------------------------------------------------------------------------------------
@@ -51,6 +52,10 @@ class Turn:
 
     `reply_logps` are natural logs under the policy of `version` at `temperature`; NaN means unknown, and a token with
     an unknown log-probability is never trained. Two turns with equal NaN places compare equal through `to_json`.
+
+    `thread` says which conversation of the rollout it belongs to: "main", or a kind and a number ("sub-agent/1",
+    "title/1", "summary/1"). `link` says how its prompt follows from an earlier turn: it is a "root", it begins with the
+    whole of one ("append"), with one but for a short span of its reply ("realign"), or with a part of one ("fork").
     """
 
     id: str
@@ -63,8 +68,17 @@ class Turn:
     top_p: float = 1.0
     request: Json = field(default_factory=dict)  # as the harness sent it
     reply: Json = field(default_factory=dict)  # as the harness got it
+    thread: str = "main"
+    link: Link = "root"
+    versions: tuple[int, ...] = ()  # of each sampled token, where weights changed within the reply; else empty
+    info: Json = field(default_factory=dict)  # what the gateway noted: API, malformed calls, drift, the turn retried
 
     def __post_init__(self) -> None:
+        if self.versions and len(self.versions) != len(self.reply_ids):
+            raise ValueError(
+                f"turn {self.id}: versions are one for each of {len(self.reply_ids)} sampled tokens, or none where "
+                f"all are of `version`, but there are {len(self.versions)}"
+            )
         if len(self.reply_ids) != len(self.reply_logps):
             raise ValueError(
                 f"turn {self.id}: each sampled token needs one log-probability, but there are {len(self.reply_ids)} "
@@ -76,16 +90,21 @@ class Turn:
         """The distribution that was sampled is one the trainer can express: tempered, not cut off, and finished."""
         return self.temperature > 0 and self.top_p >= 1 and self.finish_reason != "abandoned"
 
+    @property
+    def kind(self) -> str:
+        """What its thread is for: "main", "sub-agent", "title", "summary", ..."""
+        return self.thread.partition("/")[0]
+
     def to_json(self) -> Json:
         """A JSON object that `from_json` turns back into an equal turn; NaN is written as null."""
         row = {f.name: getattr(self, f.name) for f in fields(self)}
-        row["prompt_ids"], row["reply_ids"] = list(self.prompt_ids), list(self.reply_ids)
+        row |= {name: list(row[name]) for name in ("prompt_ids", "reply_ids", "versions")}
         row["reply_logps"] = [None if math.isnan(x) else x for x in self.reply_logps]
         return row
 
     @classmethod
     def from_json(cls, row: Json) -> Turn:
-        ids = {"prompt_ids": tuple(row["prompt_ids"]), "reply_ids": tuple(row["reply_ids"])}
+        ids = {name: tuple(row.get(name, ())) for name in ("prompt_ids", "reply_ids", "versions")}
         return cls(**{**row, **ids, "reply_logps": tuple(math.nan if x is None else x for x in row["reply_logps"])})
 
 
@@ -252,6 +271,15 @@ class Paper:
     also_called: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The turns of a rollout that may train, and how many were left out for each reason (`tree/dead_leaves`, ...)."""
+
+    turns: tuple[Turn, ...]
+    removed: Mapping[str, int] = field(default_factory=dict)
+
+
+Keep = Callable[[Rollout], Kept]
 Reward = Callable[[Rollout], Awaitable[Mapping[str, float | None]]]
 Evidence = Callable[[Sequence[Rollout], Batch, Services], Awaitable[Mapping[str, Tensor]]]
 Credit = Callable[[Batch], Tensor]
@@ -273,6 +301,7 @@ class Method:
     memory: Callable[..., Any] | None = None
     curriculum: Callable[..., Any] | None = None
     accept: Callable[[Tensor], bool] | None = None  # reward_R of one group -> does it enter; else more is sampled
+    keep: Keep | None = None  # which turns of a rollout may train; None: those of the recipe's threads
     train: Callable[..., Any] | None = None  # a method that cannot be said in slots brings its own
     needs: tuple[str, ...] = ()  # beyond a policy: "reference", "value_head", "judge", "teacher", ...
     excused: tuple[str, ...] = ()  # laws of the contract that this method does not obey, each argued in `differs`
