@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from whippletree.gateway.chatform import chained, clean, joined, keys_of, names, one_call_each, spelled
+from whippletree.gateway.errors import ApiError
+from whippletree.types import Json
+
+CALL: Json = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def test_thinking_is_reasoning_and_a_tool_reference_is_its_name():
+    parts = [
+        {"type": "thinking", "thinking": "so", "signature": "x"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "see "},
+        {"type": "tool_reference", "tool_name": "add"},
+    ]
+    out = clean({"role": "assistant", "content": parts}, 0)
+    assert out == {"role": "assistant", "content": "see add", "reasoning_content": "so"}
+
+
+def test_an_image_is_refused_by_its_field_or_given_to_the_processor():
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    message = {"role": "user", "content": [{"type": "text", "text": "what is "}, image]}
+    with pytest.raises(ApiError, match=r"text alone, but messages\[3\].content holds .* 'image_url'") as caught:
+        clean(message, 3)
+    assert (caught.value.status, caught.value.param) == (400, "messages[3].content[1]")
+    assert clean(message, 3, lambda part: "<image>")["content"] == "what is <image>"
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, [7], [{"type": "text"}], [{"type": ["x"]}]])
+def test_content_that_is_none_is_refused(content: Any):
+    with pytest.raises(ApiError):
+        clean({"role": "user", "content": content}, 0)
+
+
+def test_ids_of_calls_have_nine_letters_however_a_harness_cuts_them():
+    long = "call-" + "ab12" * 12
+    cut = "call" + ("ab12" * 12)[:36]  # letters and digits only, at most 40
+    ids = [names(clean({"role": "assistant", "tool_calls": [CALL | {"id": name}]}, 0)) for name in (long, cut, "c2")]
+    assert ids[0] == ids[1] != ids[2]
+    assert len(ids[0][0]) == 9
+    answer = clean({"role": "tool", "tool_call_id": cut, "content": "3"}, 0)
+    assert answer["tool_call_id"] == ids[0][0]
+
+
+def test_a_chat_for_a_template_without_tools_says_all_as_text():
+    chat = [user("a"), {"role": "assistant", "content": "b", "tool_calls": [CALL, CALL]}]
+    chat += [{"role": "tool", "content": "3", "tool_call_id": "c1"}] * 2
+    system, question, reply, results = spelled(chat, [{"type": "function", "function": {"name": "add"}}])
+    assert '<tools>\n{"type": "function", "function": {"name": "add"}}\n</tools>' in system["content"]
+    assert question == user("a")
+    call = '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    assert reply == {"role": "assistant", "content": "b" + call * 2}
+    assert results["content"] == "<tool_response>\n3\n</tool_response>\n<tool_response>\n3\n</tool_response>"
+    own = spelled([{"role": "system", "content": "be brief"}, user("a")], [CALL])
+    assert own[0]["content"].startswith("be brief\n\n# Tools")
+    assert len(own) == 2
+
+
+def test_neighbours_of_one_role_are_joined():
+    reply = {"role": "assistant", "content": "c"}
+    late = {"role": "system", "content": "late"}
+    assert joined([late, user("a"), user("b"), reply, late, user("d")]) == [
+        late,
+        user("a\n\nb"),
+        reply,
+        user("late\n\nd"),
+    ]
+
+
+def test_parallel_calls_are_parted():
+    parts = one_call_each([user("a"), {"role": "assistant", "content": "b", "tool_calls": [CALL, CALL]}])
+    assert [(part["content"], len(part.get("tool_calls", ()))) for part in parts] == [("a", 0), ("b", 1), ("", 1)]
+
+
+def test_each_beginning_of_a_chat_has_its_key():
+    keys = keys_of([user("a"), user("b")], [])
+    assert keys[1] == chained(keys[0], user("a"))
+    assert len(set(keys)) == 3
+    assert keys_of([user("a")], [CALL])[1] != keys[1]
