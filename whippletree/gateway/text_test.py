@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from whippletree.gateway.text import Decoder, ShownText
+from whippletree.gateway.parts import Part, merged, message_of
+from whippletree.gateway.text import Decoder, ShownText, Thinking
 from whippletree.gateway.toolcalls import FORMATS, ToolScanner, format_of, held_back
-from whippletree.types import Json
 
 HERMES = FORMATS["hermes"]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -31,25 +32,29 @@ def ids_of(text: str) -> list[int]:
     return list(TOKENIZER.encode(text, add_special_tokens=False))
 
 
-def shown(text: str, *, step: int = 1, stop: tuple[str, ...] = (), tools: bool = False) -> list[str | Json]:
+def shown(text: str, *, step: int = 1, stop: tuple[str, ...] = (), tools: bool = False) -> list[Part]:
     """Everything that a reply of these bytes shows, fed `step` ids at a time."""
     reply = ShownText(TOKENIZER, stop=stop, tools=HERMES if tools else None, name="r")
     ids = ids_of(text)
-    parts: list[str | Json] = []
+    parts: list[Part] = []
     for start in range(0, len(ids), step):
         parts += reply.feed(ids[start : start + step], last=start + step >= len(ids))
     return parts
 
 
-def joined(parts: list[str | Json]) -> str:
-    return "".join(part for part in parts if isinstance(part, str))
+def joined(parts: list[Part]) -> str:
+    return "".join(part.text for part in parts)
+
+
+def calls_of(parts: list[Part]) -> list[dict[str, Any]]:
+    return [part.call for part in parts if part.call]
 
 
 @pytest.mark.parametrize("text", ["h\u00e9llo", "\U0001f600!", "\u4f60\u597d", "a\u2028b", "e\u0301"])
 def test_no_character_is_shown_before_it_is_whole(text: str):
     parts = shown(text)
     assert joined(parts) == text
-    assert all(part in text and "\ufffd" not in part for part in parts if isinstance(part, str))
+    assert all(part.text in text and "\ufffd" not in part.text for part in parts)
 
 
 def test_bytes_that_never_become_a_character_are_shown_at_the_end():
@@ -79,17 +84,17 @@ def test_the_beginning_of_a_call_before_a_stop_string_is_text():
 
 def test_a_stop_string_ends_the_reply():
     reply = ShownText(TOKENIZER, stop=("b",), tools=None)
-    assert reply.feed(ids_of("a")) == ["a"]
+    assert reply.feed(ids_of("a")) == [Part("text", "a")]
     assert not reply.stopped
     assert reply.feed(ids_of("bc")) == []
-    assert reply.stopped
+    assert reply.stopped == "b"
     assert reply.feed(ids_of("d"), last=True) == []
 
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
 def test_calls_are_calls_and_the_text_around_them_is_text(step: int):
     parts = shown(f"I add.\n{CALL}\n{CALL}\n", step=step, tools=True)
-    calls = [part for part in parts if not isinstance(part, str)]
+    calls = calls_of(parts)
     assert joined(parts) == "I add.\n"  # white space after a call is the template's, not the reply's
     assert [call["function"]["name"] for call in calls] == ["add", "add"]
     assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"a": 1}, {"a": 1}]
@@ -97,10 +102,10 @@ def test_calls_are_calls_and_the_text_around_them_is_text(step: int):
 
 
 def test_ids_of_calls_are_unique_short_and_repeatable():
-    ids = [part["id"] for part in shown(f"{CALL}{CALL}", tools=True) if not isinstance(part, str)]
+    ids = [call["id"] for call in calls_of(shown(f"{CALL}{CALL}", tools=True))]
     assert len(set(ids)) == 2
     assert all(name.isalnum() and name.isascii() and len(name) <= 40 for name in ids)
-    assert ids == [part["id"] for part in shown(f"{CALL}{CALL}", tools=True, step=9) if not isinstance(part, str)]
+    assert ids == [call["id"] for call in calls_of(shown(f"{CALL}{CALL}", tools=True, step=9))]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +122,8 @@ def test_ids_of_calls_are_unique_short_and_repeatable():
 @pytest.mark.parametrize("step", [1, 1000])
 def test_a_malformed_call_is_passed_on_as_the_model_wrote_it(text: str, step: int):
     assert joined(shown(text, step=step, tools=True)) == text
-    assert all(isinstance(part, str) for part in shown(text, step=step, tools=True))
+    assert not calls_of(shown(text, step=step, tools=True))
+    assert any(part.malformed for part in shown(text, step=step, tools=True)) == (CALL[:11] in text)
 
 
 def test_text_after_a_call_keeps_its_white_space():
@@ -126,9 +132,9 @@ def test_text_after_a_call_keeps_its_white_space():
 
 def test_text_before_a_call_is_shown_as_soon_as_it_is_certain():
     scanner = ToolScanner(HERMES, "r")
-    assert scanner.feed("a <too") == ["a "]
+    assert scanner.feed("a <too") == [Part("text", "a ")]
     assert scanner.feed("l") == []
-    assert scanner.feed("s") == ["<tools"]
+    assert scanner.feed("s") == [Part("text", "<tools")]
 
 
 def test_what_is_held_back_is_the_longest_possible_beginning():
@@ -140,3 +146,41 @@ def test_what_is_held_back_is_the_longest_possible_beginning():
 def test_the_format_is_found_by_its_start_mark():
     assert format_of("... <tool_call> ...") is HERMES
     assert format_of("[TOOL_CALLS]") is None
+
+
+THINK = ("<think>", "</think>")
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "opened", "thought", "said"),
+    [
+        ("<think>\nso\n\n3\n</think>\n\nIt is 3.\n", False, "so\n\n3", "It is 3.\n"),
+        ("so\n</think>\n\n3", True, "so", "3"),  # the template wrote the first mark
+        ("3 <think>no</think>", False, "", "3 <think>no</think>"),  # later marks are text
+        ("<thin", False, "", "<thin"),
+        ("<think>\nnever ends\n", False, "never ends\n", ""),
+        ("<think>\n\n</think>\n\nhi", False, "", "hi"),
+    ],
+)
+def test_reasoning_is_split_from_the_text(step: int, text: str, opened: bool, thought: str, said: str):
+    split = Thinking(THINK, opened=opened)
+    found = [split.feed(text[k : k + step], last=k + step >= len(text)) for k in range(0, len(text), step)]
+    assert "".join(first for first, _ in found) == thought
+    assert "".join(second for _, second in found) == said
+
+
+def test_a_call_that_the_prompt_opened_is_whole():
+    head, rest = CALL[:30], CALL[30:]
+    reply = ShownText(TOKENIZER, stop=(), tools=HERMES, forced=head)
+    parts = reply.feed(ids_of(rest), last=True)
+    assert [call["function"]["name"] for call in calls_of(parts)] == ["add"]
+    assert joined(parts) == ""
+
+
+def test_the_message_of_a_reply_keeps_each_kind_apart():
+    parts = [Part("reasoning", "a"), Part("reasoning", "b"), Part("text", "c"), Part("call", call={"id": "x"})]
+    assert merged(parts) == [Part("reasoning", "ab"), *parts[2:]]
+    said = {"role": "assistant", "content": "c", "reasoning_content": "ab", "tool_calls": [{"id": "x"}]}
+    assert message_of(parts) == said
+    assert message_of(parts[3:])["content"] is None

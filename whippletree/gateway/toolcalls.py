@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 
+from whippletree.gateway.parts import Part
 from whippletree.types import Json
 
 
@@ -42,17 +43,17 @@ def format_of(template_text: str) -> ToolFormat | None:
 class ToolScanner:
     """Splits a text that comes in parts into plain text and whole calls; what may yet become a call is held back.
 
-    A malformed call is text, exactly as the model wrote it. White space after a call is dropped unless text follows.
-    Ids of calls follow from `name` and their number, so that a repeated run repeats them.
+    A malformed call is text, exactly as the model wrote it, and marked. White space after a call is dropped unless text
+    follows. Ids of calls follow from `name` and their number, so that a repeated run repeats them.
     """
 
     def __init__(self, form: ToolFormat, name: str) -> None:
         self._form, self._name, self._held, self._after_call, self._calls = form, name, "", False, 0
 
-    def feed(self, text: str) -> list[str | Json]:
-        """What is now certain: strings to show, and calls as OpenAI's `tool_calls` entries."""
+    def feed(self, text: str) -> list[Part]:
+        """What is now certain."""
         self._held += text
-        found: list[str | Json] = []
+        found: list[Part] = []
         while True:
             start = self._held.find(self._form.start)
             if start < 0:
@@ -67,12 +68,14 @@ class ToolScanner:
             found.append(self._call(self._held[:end]))
             self._held = self._held[end:]
 
-    def finish(self) -> list[str | Json]:
+    def finish(self) -> list[Part]:
         """The rest, as text: no call can still come of it."""
         rest, self._held = self._held, ""
-        return [rest] if rest and not (self._after_call and rest.isspace()) else []
+        if not rest or (self._after_call and rest.isspace()):
+            return []
+        return [Part("text", rest, malformed=rest.startswith(self._form.start))]
 
-    def _show(self, found: list[str | Json], length: int) -> None:
+    def _show(self, found: list[Part], length: int) -> None:
         """Move this much of what is held to `found`, unless it is white space that follows a call."""
         text = self._held[:length]
         whole = length == len(self._held)
@@ -83,19 +86,19 @@ class ToolScanner:
         self._after_call = False
         self._held = self._held[length:]
         if text:
-            found.append(text)
+            found.append(Part("text", text))
 
-    def _call(self, text: str) -> str | Json:
+    def _call(self, text: str) -> Part:
         try:
             name, arguments = self._form.read(text[len(self._form.start) : -len(self._form.end)])
-        except ValueError:  # JSONDecodeError is one
+        except (ValueError, RecursionError):  # JSONDecodeError is a ValueError
             self._after_call = False
-            return text
+            return Part("text", text, malformed=True)
         self._after_call = True
         self._calls += 1
         number = sha256(f"{self._name}/{self._calls}".encode()).hexdigest()[:28]
         function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-        return {"id": "call" + number, "type": "function", "function": function}
+        return Part("call", call={"id": "call" + number, "type": "function", "function": function})
 
 
 def held_back(text: str, marks: tuple[str, ...]) -> int:
