@@ -67,39 +67,10 @@ class CommandHarness:
         row.write_text(json.dumps(task.to_json()))
         here = {"PATH": os.environ.get("PATH", os.defpath), "LANG": os.environ.get("LANG", "C.UTF-8")}
         env = {**here, "HOME": str(scratch), **self.env, **gateway, "WHIPPLETREE_TASK": str(row)}
-        # files and not pipes: a pipe stays open as long as any grandchild lives, and waiting for it would hang
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            code = await self._wait(scratch, env, mark=f"WHIPPLETREE_TASK={row}", out=out, err=err)
-            info: Json = {"exit_code": code, "stdout": _tail(out), "stderr": _tail(err)}
-        if code is None:
-            return failure(f"timed out after {self.timeout:g} s", info=info)
-        if code != 0:
-            last = next(iter(info["stderr"].strip().splitlines()[-1:]), "")
-            ended = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-            return failure(f"the command {ended}{': ' if last else ''}{last}", info=info)
-        return _with_result(scratch / "reward.json", info)
-
-    async def _wait(
-        self, scratch: Path, env: Mapping[str, str], *, mark: str, out: IO[bytes], err: IO[bytes]
-    ) -> int | None:
-        """Exit code, or None after the timeout; nothing that the command started outlives this call."""
-        process: asyncio.subprocess.Process | None = None
-        try:
-            async with asyncio.timeout(self.timeout):
-                process = await asyncio.create_subprocess_exec(
-                    *self._arguments(),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    cwd=scratch,
-                    env=env,
-                    start_new_session=True,
-                )
-                return await process.wait()
-        except TimeoutError:
-            return None
-        finally:
-            await end_all(process.pid if process else None, mark=mark, grace=self.grace)
+        code, info = await execute(
+            self._arguments(), cwd=scratch, env=env, mark="WHIPPLETREE_TASK", timeout=self.timeout, grace=self.grace
+        )
+        return exit_failure(code, info, self.timeout) or _with_result(scratch / "reward.json", info)
 
     def _arguments(self) -> list[str]:
         command = ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)
@@ -107,6 +78,47 @@ class CommandHarness:
             return command
         # sh sets the limit and becomes the command: code between fork and exec is not safe in a threaded process
         return ["/bin/sh", "-c", f'ulimit -v {max(self.memory // 1024, 1)} && exec "$@"', "sh", *command]
+
+
+async def execute(
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], mark: str, timeout: float, grace: float
+) -> tuple[int | None, Json]:
+    """Exit code (None after the timeout) and what was printed; nothing that the command started outlives this call.
+
+    `mark` names a variable of `env` whose value no other process has.
+    """
+    # files and not pipes: a pipe stays open as long as any grandchild lives, and waiting for it would hang
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process: asyncio.subprocess.Process | None = None
+        code: int | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                process = await asyncio.create_subprocess_exec(
+                    *arguments,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    cwd=cwd,
+                    env=env,
+                    start_new_session=True,
+                )
+                code = await process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            await end_all(process.pid if process else None, mark=f"{mark}={env[mark]}", grace=grace)
+        return code, {"exit_code": code, "stdout": _tail(out), "stderr": _tail(err)}
+
+
+def exit_failure(code: int | None, info: Json, timeout: float) -> Outcome | None:
+    """The failed outcome of a command that was timed out or did not exit with 0."""
+    if code is None:
+        return failure(f"timed out after {timeout:g} s", info=info)
+    if code == 0:
+        return None
+    last = next(iter(info["stderr"].strip().splitlines()[-1:]), "")
+    ended = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+    return failure(f"the command {ended}{': ' if last else ''}{last}", info=info)
 
 
 def _with_result(path: Path, info: Json) -> Outcome:
