@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 import tomllib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,6 +25,7 @@ from whippletree.types import Task
 _BLANK = re.compile(r"(?<![{$])\{([a-z_]+)\}(?!\})")
 BLANKS = ("prompt", "model", "base_url", "root_url", "api_key", "home", "work", "recipes", "pip", "npm")
 _MARK = "WHIPPLETREE_RUN"
+ApiName = Annotated[str, Field(pattern=r"^(chat|responses|messages|gemini)(-[a-z-]+)?$")]
 
 
 class _Strict(BaseModel):
@@ -60,7 +62,7 @@ class Launcher(_Strict):
     packages: Packages = Packages()
     env: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)  # by path in the home folder
-    api: dict[str, Variant] = Field(min_length=1)
+    api: dict[ApiName, Variant] = Field(min_length=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,9 @@ class LaunchedHarness:
 
     Its rewards are for a reward to give: a model that writes files could write its own. `info` holds the exit code, the
     end of what it printed, its name and version, and whether it ran in a sandbox.
+
+    Raises:
+        ValueError: the sandbox that is asked for cannot be had here.
     """
 
     launcher: Launcher
@@ -78,6 +83,9 @@ class LaunchedHarness:
     model: str = "policy"
     sandbox: sandbox.Kind = "auto"
     grace: float = 5.0  # seconds between SIGTERM and SIGKILL
+
+    def __post_init__(self) -> None:
+        sandbox.found(self.sandbox)  # raises for one that was asked for and cannot be had
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> Outcome:
         """Run the harness once. A non-zero exit and a timeout are failed outcomes."""
@@ -104,10 +112,11 @@ class LaunchedHarness:
             "pip": str(self.tools / ".venv-harness" / "bin" / "python"),
         }
         self._write(scratch / "home", values)
+        env = self._env(values, boxed)
         code, info = await execute(
-            self._arguments(scratch, boxed, values),
+            self._arguments(scratch, boxed, values, env["PATH"]),
             cwd=scratch / "home" / "work",
-            env={**self._env(values), _MARK: str(scratch)},
+            env={**env, _MARK: str(scratch)},
             mark=_MARK,
             timeout=self.launcher.timeout,
             grace=self.grace,
@@ -123,25 +132,30 @@ class LaunchedHarness:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_filled(text, values))
 
-    def _env(self, values: Mapping[str, str]) -> dict[str, str]:
+    def _env(self, values: Mapping[str, str], boxed: bool) -> dict[str, str]:
         said = {**self.launcher.env, **self.launcher.api[self.api].env}
+        installed = (f"{values['npm']}/node_modules/.bin", str(Path(values["pip"]).parent))
         return {
-            "PATH": os.environ.get("PATH", os.defpath),
+            "PATH": ":".join([*installed, sandbox.PATH if boxed else os.environ.get("PATH", os.defpath)]),
             "LANG": "C.UTF-8",
             "TZ": "UTC",
             "HOME": values["home"],
             **{name: _filled(text, values) for name, text in said.items()},
         }
 
-    def _arguments(self, scratch: Path, boxed: bool, values: Mapping[str, str]) -> list[str]:
+    def _arguments(self, scratch: Path, boxed: bool, values: Mapping[str, str], path: str) -> list[str]:
         limits = sandbox.Limits(memory=self.launcher.memory, processes=self.launcher.processes)
         more, command = self.launcher.api[self.api].arguments, []
         for part in self.launcher.command:
             command += more if part == "{arguments}" else [part]
         if "{arguments}" not in self.launcher.command:
             command += more
+        command = [_filled(part, values) for part in command]
+        if shutil.which(command[0], path=path) is None:
+            wanted = " ".join([*self.launcher.packages.pip, *self.launcher.packages.npm])
+            raise ValueError(f"{command[0]} is not installed; it is of {wanted or 'no package that its file names'}")
         return sandbox.started(
-            [_filled(part, values) for part in command],
+            command,
             limits,
             scratch=scratch if boxed else None,
             hidden=_MARK,

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -21,9 +23,14 @@ from whippletree.harness import relay
 Kind = Literal["auto", "bubblewrap", "none"]
 HOME, WORK, PORT = "/agent", "/agent/work", 8080
 _SOCKET, _OWN = "/gateway.sock", "/relay.py"
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")
-_PASSWD = f"root:x:0:0:root:/:/bin/sh\nagent:x:1000:1000:agent:{HOME}:/bin/sh\n"
-_GROUP = "root:x:0:\nagent:x:1000:\n"
+PATH = "/usr/local/bin:/usr/bin:/bin"
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "magic", "mime.types", "pki", "ssl/certs")
+_OWN_ETC = {
+    "passwd": f"root:x:0:0:root:/:/bin/sh\nagent:x:1000:1000:agent:{HOME}:/bin/sh\n",
+    "group": "root:x:0:\nagent:x:1000:\n",
+    "hosts": "127.0.0.1 localhost agent\n",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +50,31 @@ class Limits:
 
 
 def found(kind: Kind) -> bool:
-    """Whether to run inside bubblewrap.
+    """Whether to run inside bubblewrap. "auto" says yes where it is installed and may make namespaces.
 
     Raises:
-        ValueError: it was asked for and is not installed.
+        ValueError: "bubblewrap" was asked for, and it is not installed or may not make namespaces.
     """
-    there = sys.platform == "linux" and shutil.which("bwrap") is not None
-    if kind == "bubblewrap" and not there:
+    if kind == "none":
+        return False
+    why = lacking()
+    if why and kind == "bubblewrap":
         raise ValueError(
-            "sandbox='bubblewrap' needs the program bwrap on the PATH, which is not there. Install the package "
-            "bubblewrap of your system (Debian: apt-get install bubblewrap), or take sandbox='auto' to run without"
+            f"sandbox='bubblewrap' needs a working bwrap, but {why}. Install your system's package bubblewrap and "
+            f"allow user namespaces (in a container they are often off), or take sandbox='auto' to run without"
         )
-    return there and kind != "none"
+    return not why
+
+
+@cache
+def lacking() -> str:
+    """Why there is no sandbox here; "" where there is."""
+    bwrap = shutil.which("bwrap")
+    if sys.platform != "linux" or bwrap is None:
+        return "bwrap is not on the PATH"
+    true = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    tried = subprocess.run(true, capture_output=True, text=True, timeout=30, check=False)
+    return "" if tried.returncode == 0 else tried.stderr.strip() or f"it exited with {tried.returncode}"
 
 
 def started(
@@ -64,7 +84,7 @@ def started(
 
     The environment is the one that these arguments are started with; the variable `hidden` stays outside.
     """
-    own = [os.path.realpath(sys.executable), "-I", "-S"]
+    own = [own_python(), "-I", "-S"]
     if scratch is None:
         return [*own, relay.__file__, json.dumps(limits.settings()), *command]
     settings = json.dumps(limits.settings(port=PORT, socket=_SOCKET))
@@ -77,8 +97,6 @@ def _inside(command: Sequence[str], scratch: Path, hidden: str, readable: Sequen
     `scratch` holds the folder home/ (with work/ in it) and the socket gateway.sock; `readable` are more folders of the
     system that the command needs, seen at their own paths.
     """
-    (scratch / "passwd").write_text(_PASSWD)
-    (scratch / "group").write_text(_GROUP)
     binds: list[str | Path] = []
     for folder in _SYSTEM:
         # /bin is a link to usr/bin on most systems, and stays one
@@ -86,15 +104,34 @@ def _inside(command: Sequence[str], scratch: Path, hidden: str, readable: Sequen
         binds += [*where, folder]
     for extra in dict.fromkeys(str(path) for path in (*readable, *_python_folders())):
         binds += ["--ro-bind-try", extra, extra]
-    binds += ["--ro-bind", scratch / "passwd", "/etc/passwd", "--ro-bind", scratch / "group", "/etc/group"]
+    for name in _ETC:  # not all of /etc: the sandbox's user is ours, who may read more there than an agent should
+        binds += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    for name, text in _OWN_ETC.items():
+        (scratch / name).write_text(text)
+        binds += ["--ro-bind", scratch / name, f"/etc/{name}"]
     binds += ["--ro-bind", Path(relay.__file__), _OWN]
     binds += ["--bind", scratch / "home", HOME, "--bind", scratch / "gateway.sock", _SOCKET]
     return [
-        *("bwrap", "--unshare-all", "--die-with-parent", "--uid", "1000", "--gid", "1000", "--hostname", "agent"),
+        *(
+            shutil.which("bwrap") or "bwrap",
+            "--unshare-all",
+            "--die-with-parent",
+            "--uid",
+            "1000",
+            "--gid",
+            "1000",
+            "--hostname",
+            "agent",
+        ),
         *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
         *(str(part) for part in binds),
         *("--unsetenv", hidden, "--chdir", WORK, "--", *command),
     ]
+
+
+def own_python() -> str:
+    """The Python of this process, not as a link: a sandbox shows where it is, and not the environment around it."""
+    return os.path.realpath(sys.executable)
 
 
 def _python_folders() -> set[str]:
