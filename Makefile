@@ -8,17 +8,20 @@ ARGS ?=
 BIN := .venv/bin
 PIP_FLAGS := --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help quickstart test lint bench clean
+.PHONY: help quickstart test test-harness lint bench clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 22
 
 quickstart: .venv/ready ## a real model learns inside an agent, in minutes
 	$(BIN)/whippletree quickstart $(ARGS)
 
 test: .venv/ready ## every test; ARGS="-m 'not slow'" for the fast ones, ARGS=path for one file
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(ARGS)
+
+test-harness: .venv/ready .venv-harness/ready .harness-npm/ready ## every real agent harness, a task each; ARGS="-k codex" for one
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/harness/real.py $(ARGS)
 
 lint: .venv/ready ## style, formatting and types
 	$(BIN)/ruff check .
@@ -29,7 +32,7 @@ bench: .venv/ready .venv-trl/ready ## the same training step here and in TRL, si
 	$(BIN)/python -m benchmarks.step $(ARGS)
 
 clean: ## remove the environments and what the tools keep; runs/ stays
-	rm -rf .venv .venv-trl build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-trl .venv-harness .harness-npm build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/ready: pyproject.toml constraints.txt
@@ -44,6 +47,21 @@ clean: ## remove the environments and what the tools keep; runs/ stays
 	$(call environment,.venv-trl)
 	@echo "installing TRL into .venv-trl: a few minutes the first time"
 	.venv-trl/bin/python -m pip install $(PIP_FLAGS) --requirement benchmarks/trl/requirements.txt
+	@touch $@
+
+.venv-harness/ready: recipes/harness/requirements.txt
+	$(call environment,.venv-harness)
+	@echo "installing the harnesses written in Python into .venv-harness: a minute or two"
+	.venv-harness/bin/python -m pip install $(PIP_FLAGS) --requirement recipes/harness/requirements.txt
+	@touch $@
+
+.harness-npm/ready: recipes/harness/package.json
+	@command -v npm >/dev/null || { echo "npm is needed, but it is missing. Install Node.js." >&2; exit 1; }
+	@echo "installing the harnesses that are npm packages, and a Node.js for them, into .harness-npm: some minutes"
+	@mkdir -p .harness-npm && cp recipes/harness/package.json .harness-npm/
+	@# some packages' scripts refuse an older Node.js, so they run once the newer one is there
+	npm install --prefix .harness-npm --ignore-scripts --no-audit --no-fund --loglevel=error
+	PATH="$(CURDIR)/.harness-npm/node_modules/.bin:$$PATH" npm rebuild --prefix .harness-npm --loglevel=error
 	@touch $@
 
 define environment

@@ -58,7 +58,8 @@ def test_every_file_obeys(rule: Rule) -> None:
 
 
 def test_every_import_is_declared() -> None:
-    files = {path: text for path, text in PYTHON.items() if not path.startswith("benchmarks/trl/")}
+    elsewhere = ("benchmarks/trl/", "recipes/harness/")  # these run in environments of their own
+    files = {path: text for path, text in PYTHON.items() if not path.startswith(elsewhere)}
     assert [broken for path, text in files.items() for broken in house.undeclared_imports(path, text, declared())] == []
 
 

@@ -1,0 +1,90 @@
+"""What each harness is asked, what a scripted model answers, and what the gateway must then have captured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from whippletree.types import Link
+
+PROMPT = "Add 40000 and 2013 with the tool that you have, and say the sum."
+SUM = "42013"  # stands in no reply before a tool or a sub-agent has said it
+ANSWER = f"The sum is {SUM}, says the quokka."
+SAID = "Let me  add them. "  # double space, trailing space: what a harness may lose
+TITLE = "Adding two numbers"
+SHELL = "echo $((40000 + 2013))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A configuration: `first` is said until the sum is known, then `last`; `follows` is how the second call links."""
+
+    recipe: str
+    api: str
+    first: str
+    last: str = ANSWER
+    follows: Link = "append"
+    titled: bool = False  # it also asks for a title, without tools
+    helper: str = ""  # what the main agent says while a sub-agent works, where `first` starts one
+
+    @property
+    def id(self) -> str:
+        return f"{self.recipe}-{self.api}" + ("-helper" if self.helper else "")
+
+    def script(self) -> Callable[[str], str]:
+        """The model: from the text of a prompt to the reply."""
+
+        def reply(prompt: str) -> str:
+            if PROMPT not in prompt:  # a sub-agent sees only what it was told
+                return f"I have it: {SUM}."
+            if self.titled and "<tools>" not in prompt:
+                return TITLE
+            if SUM in prompt:
+                return self.last
+            return self.helper if self.helper and self.first.splitlines()[-1] in prompt else self.first
+
+        return reply
+
+
+def call(name: str, said: str = SAID, **arguments: Any) -> str:
+    """A reply that calls a tool, in the form of the model's chat template."""
+    return f"{said}\n<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+ADD = call("add", a=40000, b=2013)
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo the quokka says so"
+BASH = call("bash", command=SHELL)
+DESCRIBED = call("bash", command=SHELL, description="adds")
+CODE = "Thought: I add.\n<code>\nprint(add(a=40000, b=2013))\n</code>"
+
+
+def each(recipe: str, apis: str, **said: Any) -> list[Case]:
+    """A case for each of these APIs."""
+    return [Case(recipe=recipe, api=api, **said) for api in apis.split()]
+
+
+CASES = [
+    *each("openai_sdk", "chat chat-stream responses responses-stream", first=ADD),
+    *each("anthropic_sdk", "messages messages-stream", first=ADD),
+    *each("openai_agents", "chat chat-stream responses responses-stream", first=ADD),
+    *each(
+        *("smolagents", "chat-tool"),
+        first=ADD,
+        last=call("final_answer", answer=ANSWER),
+        follows="fork",  # it writes our reply anew, as text
+    ),
+    *each("smolagents", "chat-code", first=CODE, last=f'<code>\nfinal_answer("{ANSWER}")\n</code>', follows="fork"),
+    *each("mini_swe_agent", "chat responses messages", first=BASH, last=call("bash", command=SUBMIT)),
+    *each("langchain", "chat chat-stream responses messages", first=ADD),
+    *each("pydantic_ai", "chat responses messages", first=ADD),
+    *each("claude_code", "messages messages-bearer messages-bare", first=call("Bash", command=SHELL)),
+    *each("codex", "responses", first=call("exec_command", cmd=SHELL)),
+    *each("opencode", "chat responses messages", first=DESCRIBED),
+    *each("opencode", "chat-title", first=DESCRIBED, titled=True),
+    *each("qwen_code", "chat", first=call("run_shell_command", command=SHELL, description="adds", is_background=False)),
+    *each("openclaw", "responses", first=call("exec", command=SHELL)),
+    *each("openclaw", "chat messages", first=call("exec", command=SHELL), follows="fork"),  # a moving message
+    *each("gemini_cli", "gemini", first=call("run_shell_command", command=SHELL, description="adds")),
+]

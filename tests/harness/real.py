@@ -1,0 +1,68 @@
+"""Each real harness does a task that needs a tool, through a real gateway, with a scripted model.
+
+Run by `make test-harness`, which installs the harnesses; not part of `make test`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.cases import CASES, PROMPT, SUM, TITLE, Case
+from whippletree.engine.scripted import ScriptedEngine
+from whippletree.gateway.app import create_app
+from whippletree.gateway.render import Renderer
+from whippletree.gateway.server import serve
+from whippletree.gateway.sessions import Sessions
+from whippletree.gateway.store import Store
+from whippletree.harness import LaunchedHarness, Outcome, load_launcher
+from whippletree.models.tiny import tiny_tokenizer
+from whippletree.types import Task, Turn
+
+ROOT = Path(__file__).parent.parent.parent
+TASK = Task("sum", messages=({"role": "user", "content": PROMPT},))
+WINDOW = 400_000  # tokens: here each character is one
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+async def test_a_harness_does_its_task_and_every_turn_is_captured(case: Case, tmp_path: Path, seen: Any) -> None:
+    harness = load_launcher(ROOT / "recipes" / "harness" / f"{case.recipe}.toml", api=case.api, tools=ROOT)
+    engine = ScriptedEngine(case.script(), tiny_tokenizer(tools=True), context=WINDOW)
+    outcome, turns = await rollout(harness, engine, tmp_path)
+    seen(case, harness, outcome, turns)
+    assert outcome.ending == "done", (outcome.reason, outcome.info, engine.prompts)
+    assert "quokka" in outcome.info["stdout"]
+    check(case, engine, turns)
+
+
+async def rollout(harness: LaunchedHarness, engine: ScriptedEngine, folder: Path) -> tuple[Outcome, tuple[Turn, ...]]:
+    """One run of the harness against a gateway on a free port: how it ended, and what was captured."""
+    store = Store(folder / "turns.sqlite")
+    sessions = Sessions(store)
+    app = create_app(engine, Renderer(tiny_tokenizer(tools=True)), store, sessions, model_name="policy")
+    try:
+        async with serve(app) as url:
+            session = await sessions.open("r", group="g", task=TASK, stream="r")
+            outcome = await harness.run(TASK, base_url=f"{url}/v1", api_key=session.secret)
+            await sessions.close("r")
+        return outcome, store.turns("r")
+    finally:
+        store.close()
+
+
+def check(case: Case, engine: ScriptedEngine, turns: tuple[Turn, ...]) -> None:
+    """What was captured is what was sampled, once, in the right threads, and each prompt continues as documented."""
+    assert sorted(t.prompt_ids for t in turns) == sorted(ids for ids, _ in engine.calls)
+    tokenizer = tiny_tokenizer(tools=True)
+    for turn in turns:
+        assert tokenizer.decode(list(turn.reply_ids)).removesuffix("<|im_end|>") in (case.first, case.last, TITLE)
+    main = [turn for turn in turns if turn.thread == "main"]
+    assert sorted({turn.kind for turn in turns}) == (["main", "title"] if case.titled else ["main"])
+    assert [turn.link for turn in main] == ["root", case.follows], [turn.info for turn in main]
+    first, second = main
+    assert SUM in tokenizer.decode(list(second.prompt_ids)) and SUM not in tokenizer.decode(list(first.prompt_ids))
+    if case.follows == "append":
+        sampled = first.prompt_ids + first.reply_ids
+        assert second.prompt_ids[: len(sampled)] == sampled and not second.info.get("drift")
