@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,36 +15,38 @@ SUM = "42013"  # stands in no reply before a tool or a sub-agent has said it
 ANSWER = f"The sum is {SUM}, says the quokka."
 SAID = "Let me  add them. "  # double space, trailing space: what a harness may lose
 TITLE = "Adding two numbers"
-SHELL = "echo $((40000 + 2013))"
+ERRAND = "Say what forty thousand and 2013 make."  # what a sub-agent is told
+REPORT = f"They make {SUM}."
+SHELL = "expr 40000 + 2013"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A configuration: `first` is said until the sum is known, then `last`; `follows` is how the second call links."""
+    """A configuration: `first` is said until the sum is known, then `last`; `follows` is how later calls link."""
 
     recipe: str
     api: str
     first: str
     last: str = ANSWER
     follows: Link = "append"
-    titled: bool = False  # it also asks for a title, without tools
-    helper: str = ""  # what the main agent says while a sub-agent works, where `first` starts one
+    side: str = ""  # the kind of thread that there is beside the main one: "title", "sub-agent"
+    waits: Callable[[str], str] | None = None  # what is said to a prompt while a sub-agent works
 
     @property
     def id(self) -> str:
-        return f"{self.recipe}-{self.api}" + ("-helper" if self.helper else "")
+        return f"{self.recipe}-{self.api}" + ("-agents" if self.side == "sub-agent" else "")
 
     def script(self) -> Callable[[str], str]:
         """The model: from the text of a prompt to the reply."""
 
         def reply(prompt: str) -> str:
             if PROMPT not in prompt:  # a sub-agent sees only what it was told
-                return f"I have it: {SUM}."
-            if self.titled and "<tools>" not in prompt:
+                return REPORT
+            if self.side == "title" and "<tools>" not in prompt:
                 return TITLE
             if SUM in prompt:
                 return self.last
-            return self.helper if self.helper and self.first.splitlines()[-1] in prompt else self.first
+            return self.waits(prompt) if self.waits and ERRAND in prompt else self.first
 
         return reply
 
@@ -53,6 +56,13 @@ def call(name: str, said: str = SAID, **arguments: Any) -> str:
     return f"{said}\n<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+def wait_agent(prompt: str) -> str:
+    """Codex: wait for the sub-agent whose id the prompt holds."""
+    found = re.findall(r"agent_id\W+([0-9a-f-]{36})", prompt)
+    return call("wait_agent", targets=found[-1:])
+
+
+TOLD = {"description": "adds", "prompt": ERRAND}
 ADD = call("add", a=40000, b=2013)
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo the quokka says so"
 BASH = call("bash", command=SHELL)
@@ -82,9 +92,13 @@ CASES = [
     *each("claude_code", "messages messages-bearer messages-bare", first=call("Bash", command=SHELL)),
     *each("codex", "responses", first=call("exec_command", cmd=SHELL)),
     *each("opencode", "chat responses messages", first=DESCRIBED),
-    *each("opencode", "chat-title", first=DESCRIBED, titled=True),
+    *each("opencode", "chat-title", first=DESCRIBED, side="title"),
     *each("qwen_code", "chat", first=call("run_shell_command", command=SHELL, description="adds", is_background=False)),
     *each("openclaw", "responses", first=call("exec", command=SHELL)),
     *each("openclaw", "chat messages", first=call("exec", command=SHELL), follows="fork"),  # a moving message
     *each("gemini_cli", "gemini", first=call("run_shell_command", command=SHELL, description="adds")),
+    *each("claude_code", "messages", first=call("Agent", **TOLD, run_in_background=False), side="sub-agent"),
+    *each("codex", "responses", first=call("spawn_agent", message=ERRAND), waits=wait_agent, side="sub-agent"),
+    *each("opencode", "chat messages", first=call("task", **TOLD, subagent_type="general"), side="sub-agent"),
+    *each("qwen_code", "chat", first=call("agent", **TOLD, run_in_background=False), side="sub-agent"),
 ]

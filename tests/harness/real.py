@@ -5,12 +5,14 @@ Run by `make test-harness`, which installs the harnesses; not part of `make test
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.cases import CASES, PROMPT, SUM, TITLE, Case
+from tests.harness.cases import CASES, PROMPT, SUM, Case
 from whippletree.engine.scripted import ScriptedEngine
 from whippletree.gateway.app import create_app
 from whippletree.gateway.render import Renderer
@@ -29,7 +31,7 @@ WINDOW = 400_000  # tokens: here each character is one
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 async def test_a_harness_does_its_task_and_every_turn_is_captured(case: Case, tmp_path: Path, seen: Any) -> None:
     harness = load_launcher(ROOT / "recipes" / "harness" / f"{case.recipe}.toml", api=case.api, tools=ROOT)
-    engine = ScriptedEngine(case.script(), tiny_tokenizer(tools=True), context=WINDOW)
+    engine = ScriptedEngine(case.script(), tokenizer(), context=WINDOW)
     outcome, turns = await rollout(harness, engine, tmp_path)
     seen(case, harness, outcome, turns)
     assert outcome.ending == "done", (outcome.reason, outcome.info, engine.prompts)
@@ -41,7 +43,7 @@ async def rollout(harness: LaunchedHarness, engine: ScriptedEngine, folder: Path
     """One run of the harness against a gateway on a free port: how it ended, and what was captured."""
     store = Store(folder / "turns.sqlite")
     sessions = Sessions(store)
-    app = create_app(engine, Renderer(tiny_tokenizer(tools=True)), store, sessions, model_name="policy")
+    app = create_app(engine, Renderer(tokenizer()), store, sessions, model_name="policy")
     try:
         async with serve(app) as url:
             session = await sessions.open("r", group="g", task=TASK, stream="r")
@@ -54,15 +56,25 @@ async def rollout(harness: LaunchedHarness, engine: ScriptedEngine, folder: Path
 
 def check(case: Case, engine: ScriptedEngine, turns: tuple[Turn, ...]) -> None:
     """What was captured is what was sampled, once, in the right threads, and each prompt continues as documented."""
-    assert sorted(t.prompt_ids for t in turns) == sorted(ids for ids, _ in engine.calls)
-    tokenizer = tiny_tokenizer(tools=True)
+    assert sorted(turn.prompt_ids for turn in turns) == sorted(ids for ids, _ in engine.calls)
     for turn in turns:
-        assert tokenizer.decode(list(turn.reply_ids)).removesuffix("<|im_end|>") in (case.first, case.last, TITLE)
+        assert text_of(turn.reply_ids) == case.script()(text_of(turn.prompt_ids)) + "<|im_end|>"
+        assert turn.finish_reason == ("tool_calls" if "<tool_call>" in text_of(turn.reply_ids) else "stop")
+    assert {turn.kind for turn in turns} == {"main", case.side} - {""}
     main = [turn for turn in turns if turn.thread == "main"]
-    assert sorted({turn.kind for turn in turns}) == (["main", "title"] if case.titled else ["main"])
-    assert [turn.link for turn in main] == ["root", case.follows], [turn.info for turn in main]
-    first, second = main
-    assert SUM in tokenizer.decode(list(second.prompt_ids)) and SUM not in tokenizer.decode(list(first.prompt_ids))
-    if case.follows == "append":
-        sampled = first.prompt_ids + first.reply_ids
-        assert second.prompt_ids[: len(sampled)] == sampled and not second.info.get("drift")
+    assert SUM in text_of(main[-1].prompt_ids) and SUM not in text_of(main[0].prompt_ids)
+    assert len(main) > 1 and [turn.link for turn in main] == ["root", *[case.follows] * (len(main) - 1)]
+    for before, after in pairwise(main):
+        sampled = before.prompt_ids + before.reply_ids
+        assert (after.prompt_ids[: len(sampled)] == sampled) is (case.follows == "append")
+        assert not (case.follows == "append" and after.info.get("drift"))
+
+
+@cache
+def tokenizer() -> Any:
+    return tiny_tokenizer(tools=True)
+
+
+def text_of(ids: tuple[int, ...]) -> str:
+    """The text of these tokens, special ones included."""
+    return str(tokenizer().decode(list(ids)))
