@@ -85,7 +85,7 @@ CASES = [
         last=call("final_answer", answer=ANSWER),
         follows="fork",  # it writes our reply anew, as text
     ),
-    *each("smolagents", "chat-code", first=CODE, last=f'<code>\nfinal_answer("{ANSWER}")\n</code>', follows="fork"),
+    *each("smolagents", "chat-code", first=CODE, last=f'<code>\nfinal_answer("{ANSWER}")\n</code>'),
     *each("mini_swe_agent", "chat responses messages", first=BASH, last=call("bash", command=SUBMIT)),
     *each("langchain", "chat chat-stream responses messages", first=ADD),
     *each("pydantic_ai", "chat responses messages", first=ADD),

@@ -45,3 +45,10 @@ def test_what_a_file_pins_is_what_is_installed(name: str):
 def test_no_file_names_a_place_of_one_machine(name: str):
     # folders, addresses and keys are blanks, which each run fills in
     assert not re.search(r"https?://|localhost|(?<![\w}])/(usr|home|tmp)/", (FOLDER / f"{name}.toml").read_text())
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_the_page_names_every_configuration_and_version(name: str):
+    page = (FOLDER.parent.parent / "docs" / "harnesses.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("|") and f"| {LAUNCHERS[name].version} |" in line]
+    assert any(all(f"`{api}`" in row for api in LAUNCHERS[name].api) for row in rows)
