@@ -1,7 +1,7 @@
 """The store: every finished call in one SQLite file, on disk before the call is answered.
 
 One thread writes. Writes that wait together are committed in one transaction, so that many concurrent calls share one
-flush to disk; a write returns only after its commit.
+flush to disk; a write returns only after its commit. `open_store` also gives a store in a PostgreSQL database.
 """
 
 from __future__ import annotations
@@ -10,45 +10,43 @@ import asyncio
 import json
 import sqlite3
 import threading
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
+from whippletree.gateway.rows import COLUMNS, Database, Recent, SessionRow, prepare, stamp, turns_of
 from whippletree.types import Blame, Ending, Json, Rollout, Task, Turn
 
-SCHEMA_VERSION = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS schema(version INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS rollouts(
-    id TEXT NOT NULL, attempt INTEGER NOT NULL, "group" TEXT NOT NULL, task TEXT NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('open', 'ended', 'abandoned')),
-    ending TEXT, blame TEXT, reason TEXT NOT NULL DEFAULT '', rewards TEXT NOT NULL DEFAULT '{}',
-    info TEXT NOT NULL DEFAULT '{}', secret_hash TEXT NOT NULL,
-    opened TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')), ended TEXT,
-    PRIMARY KEY (id, attempt));
-CREATE INDEX IF NOT EXISTS rollouts_of_group ON rollouts("group");
-CREATE TABLE IF NOT EXISTS turns(
-    id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, number INTEGER NOT NULL,
-    prompt_ids BLOB NOT NULL, reply_ids BLOB NOT NULL, reply_logps BLOB NOT NULL, version INTEGER NOT NULL,
-    finish_reason TEXT NOT NULL, temperature REAL NOT NULL, top_p REAL NOT NULL,
-    request BLOB NOT NULL, reply BLOB NOT NULL,
-    UNIQUE (rollout_id, attempt, number),
-    FOREIGN KEY (rollout_id, attempt) REFERENCES rollouts(id, attempt));
-"""
 LATEST = "attempt = (SELECT MAX(attempt) FROM rollouts AS other WHERE other.id = rollouts.id)"
+SESSION = 'SELECT id, attempt, "group", task, settings, state, COALESCE(active, opened) FROM rollouts'
+# turns from a number on, and those that they refer to
+TURNS = f"""
+WITH RECURSIVE wanted(number) AS (
+    SELECT number FROM turns WHERE rollout_id = ? AND attempt = ? AND number >= ?
+    UNION SELECT turns.parent FROM turns JOIN wanted ON turns.number = wanted.number
+    WHERE rollout_id = ? AND attempt = ? AND parent IS NOT NULL)
+SELECT {COLUMNS} FROM turns
+WHERE rollout_id = ? AND attempt = ? AND number IN (SELECT number FROM wanted) ORDER BY number
+"""
+LINGER = 0.05  # seconds for which a mark waits for a write whose flush it can share
 
 T = TypeVar("T")
-Write = Callable[[sqlite3.Connection], Any]
 
 
 class StoreError(RuntimeError):
     """A write that did not reach the disk. Nothing of it was kept, and the same write may be tried again."""
+
+
+class _Job(NamedTuple):
+    """A write that waits. Jobs of a transaction run in the order of their rollouts, so that locks come in one order."""
+
+    rollout_id: str
+    write: Callable[[Database], Any]
+    future: Future[Any]
+    lazy: bool = False  # nobody waits for it
 
 
 class Store:
@@ -58,59 +56,79 @@ class Store:
     write past it fails as on a full disk.
 
     Raises:
-        ValueError: the file was written by another schema version, so its meaning is not known here.
+        ValueError: a newer version wrote the file. One that an older version wrote is brought up to date.
     """
+
+    errors: tuple[type[Exception], ...] = (sqlite3.Error,)
 
     def __init__(self, path: str | Path, *, max_pages: int | None = None) -> None:
         self.path = Path(path)
-        self._writer = _connect(self.path)
-        _prepare(self._writer, self.path)
+        writer = _File.at(self.path)
+        self._start(writer, lambda: _File.at(self.path), str(path))
         if max_pages is not None:
-            self._writer.execute(f"PRAGMA max_page_count = {int(max_pages)}")
-        self._reader = _connect(self.path)
-        self._jobs: SimpleQueue[tuple[Write, Future[Any]] | None] = SimpleQueue()
+            writer.execute(f"PRAGMA max_page_count = {int(max_pages)}")
+
+    def _start(self, writer: Database, reader: Callable[[], Database], name: str) -> None:
+        self.name = name  # for people
+        try:
+            prepare(writer, name)
+        except BaseException:
+            writer.close()
+            raise
+        self._writer, self._reader = writer, reader()
+        self._recent = Recent()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="store", daemon=True)
         self._thread.start()
 
     # ---- writes: each returns after its commit, or raises StoreError with nothing kept ----
 
-    async def open_rollout(self, rollout_id: str, *, group: str, task: Task, secret_hash: str) -> int:
+    async def open_rollout(
+        self, rollout_id: str, *, group: str, task: Task, secret_hash: str, settings: Json | None = None
+    ) -> int:
         """The number of a new attempt at this rollout; an earlier attempt stays on disk, but is no longer read."""
-        values = (group, json.dumps(task.to_json()), secret_hash)
 
-        def write(db: sqlite3.Connection) -> int:
+        def write(db: Database) -> int:
+            self._recent.forget(rollout_id)
             db.execute("UPDATE rollouts SET state = 'abandoned' WHERE id = ?", (rollout_id,))
             (attempt,) = db.execute(
                 "SELECT COALESCE(MAX(attempt) + 1, 0) FROM rollouts WHERE id = ?", (rollout_id,)
             ).fetchone()
-            db.execute(
-                "INSERT INTO rollouts(id, attempt, \"group\", task, secret_hash, state) VALUES (?, ?, ?, ?, ?, 'open')",
-                (rollout_id, attempt, *values),
-            )
+            _open(db, rollout_id, attempt, group, task, secret_hash, settings)
             return int(attempt)
 
-        return await self._submit(write)
+        return await self._submit(rollout_id, write)
 
     async def add_turns(self, rollout_id: str, attempt: int, turns: Sequence[Turn]) -> None:
         """Keep the turns of one call, all or none; they follow those that the attempt already has."""
-
-        def write(db: sqlite3.Connection) -> None:
-            key = (rollout_id, attempt)
-            (number,) = db.execute(
-                "SELECT COALESCE(MAX(number) + 1, 0) FROM turns WHERE rollout_id = ? AND attempt = ?", key
-            ).fetchone()
-            rows = [(*key, number + n, *_turn_row(turn)) for n, turn in enumerate(turns)]
-            db.executemany(
-                "INSERT INTO turns(rollout_id, attempt, number, id, prompt_ids, reply_ids, reply_logps, version, "
-                "finish_reason, temperature, top_p, request, reply) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                rows,
-            )
-
-        await self._submit(write)
+        await self._submit(rollout_id, lambda db: self._add(db, rollout_id, attempt, turns))
 
     async def add_turn(self, rollout_id: str, attempt: int, turn: Turn) -> None:
         """Keep one turn."""
         await self.add_turns(rollout_id, attempt, [turn])
+
+    async def add_event(self, rollout_id: str, attempt: int, kind: str, data: Json) -> None:
+        """Keep what happened to this attempt beside its turns."""
+        row = (kind, json.dumps(data), stamp())
+
+        def write(db: Database) -> None:
+            number = _next_number(db, "events", rollout_id, attempt)
+            db.execute(
+                "INSERT INTO events(rollout_id, attempt, number, kind, data, time) VALUES (?, ?, ?, ?, ?, ?)",
+                (rollout_id, attempt, number, *row),
+            )
+
+        await self._submit(rollout_id, write)
+
+    def mark_delivered(self, turn_ids: Iterable[str]) -> None:
+        """Note that the last byte of these turns was sent. It is on disk a little later; `close` waits for it."""
+        rows = [(turn_id,) for turn_id in turn_ids]
+
+        def write(db: Database) -> None:
+            db.executemany("UPDATE turns SET delivered = 1 WHERE id = ?", rows)
+
+        if rows:
+            self._jobs.put(_Job("", write, Future(), lazy=True))
 
     async def end_rollout(
         self,
@@ -124,48 +142,107 @@ class Store:
     ) -> None:
         """Say how the latest attempt at this rollout ended; from then on `rollout` and `finished` give it."""
         values = (ending, blame, reason, json.dumps(info or {}), json.dumps(dict(rewards or {})))
-        await self._update(
-            rollout_id,
-            "state = 'ended', ended = strftime('%Y-%m-%dT%H:%M:%fZ', 'now'), "
-            "ending = ?, blame = ?, reason = ?, info = ?, rewards = ?",
-            values,
-        )
+        await self._submit(rollout_id, lambda db: self._end(db, rollout_id, values))
 
     async def set_rewards(
         self, rollout_id: str, rewards: Mapping[str, float | None], *, info: Json | None = None
     ) -> None:
         """Replace the rewards of the latest attempt, and its info where given."""
-        told = None if info is None else json.dumps(info)
-        await self._update(rollout_id, "rewards = ?, info = COALESCE(?, info)", (json.dumps(dict(rewards)), told))
+        values = (json.dumps(dict(rewards)), None if info is None else json.dumps(info))
+        await self._submit(
+            rollout_id, lambda db: _update(db, rollout_id, "rewards = ?, info = COALESCE(?, info)", values)
+        )
+
+    async def add_rollout(self, rollout: Rollout) -> bool:
+        """Keep a rollout that ended elsewhere, all or nothing; False where this very one is here already.
+
+        Raises:
+            ValueError: another rollout of this id is here.
+        """
+        ended = (rollout.ending, rollout.blame, rollout.reason, json.dumps(rollout.info), json.dumps(rollout.rewards))
+
+        def write(db: Database) -> bool:
+            if db.execute("SELECT 1 FROM rollouts WHERE id = ?", (rollout.id,)).fetchone():
+                return False
+            _open(db, rollout.id, 0, rollout.group, rollout.task, "", None)
+            self._add(db, rollout.id, 0, rollout.turns)
+            self._end(db, rollout.id, ended)
+            return True
+
+        added = await self._submit(rollout.id, write)
+        here = None if added else self.rollout(rollout.id)
+        if not added and (here is None or here.to_json() != rollout.to_json()):
+            raise ValueError(
+                f"a rollout is kept once, but {self.name} has another one named {rollout.id!r}; take another store"
+            )
+        return added
 
     # ---- reads ----
 
-    def turns(self, rollout_id: str, *, attempt: int | None = None) -> tuple[Turn, ...]:
-        """The turns of this attempt (default: the latest), in the order of their commits; also while it is open."""
-        rows = self._reader.execute(
-            "SELECT id, prompt_ids, reply_ids, reply_logps, version, finish_reason, temperature, top_p, request, reply "
-            "FROM turns WHERE rollout_id = ?1 AND attempt = COALESCE(?2, "
-            "(SELECT MAX(attempt) FROM rollouts WHERE id = ?1)) ORDER BY number",
-            (rollout_id, attempt),
+    def turns(self, rollout_id: str, *, attempt: int | None = None, after: int = 0) -> tuple[Turn, ...]:
+        """The turns of this attempt (default: the latest) but its first `after`, in the order of their commits."""
+        key = self._key(rollout_id, attempt)
+        return tuple(turns_of(self._read(TURNS, (*key, after, *key, *key)), after=after))
+
+    def undelivered(self, rollout_id: str, attempt: int) -> set[str]:
+        """Ids of the turns of this attempt whose last byte was never reported sent."""
+        rows = self._read(
+            "SELECT id FROM turns WHERE rollout_id = ? AND attempt = ? AND delivered = 0", (rollout_id, attempt)
         )
-        return tuple(_turn_of(row) for row in rows)
+        return {turn_id for (turn_id,) in rows}
+
+    def events(self, rollout_id: str, *, attempt: int | None = None) -> list[Json]:
+        """The events of this attempt (default: the latest) in their order: kind, data, and the time as text."""
+        rows = self._read(
+            "SELECT kind, data, time FROM events WHERE rollout_id = ? AND attempt = ? ORDER BY number",
+            self._key(rollout_id, attempt),
+        )
+        return [{"kind": kind, "data": json.loads(data), "time": time} for kind, data, time in rows]
+
+    def session_of(self, secret_hash: str) -> SessionRow | None:
+        """The attempt that was opened with this secret. Of a rollout only the latest attempt can be "open"."""
+        rows = self._read(f"{SESSION} WHERE secret_hash = ? ORDER BY attempt DESC LIMIT 1", (secret_hash,))
+        return next(map(_session, rows), None)
+
+    def open_rollouts(self, *, idle_since: str | None = None) -> list[SessionRow]:
+        """The open attempts, in the order of ids; with `idle_since` those that were last active before that time."""
+        rows = map(_session, self._read(f"{SESSION} WHERE state = 'open' ORDER BY id", ()))
+        return [row for row in rows if idle_since is None or row.active < idle_since]
 
     def rollout(self, rollout_id: str) -> Rollout | None:
         """The latest attempt at this rollout once it has ended; `None` while it is open or unknown."""
-        return next(iter(self._rollouts("id = ?", (rollout_id,))), None)
+        rows = self._read(
+            'SELECT "group", task, ending, blame, reason, rewards, info, attempt FROM rollouts '
+            f"WHERE id = ? AND state = 'ended' AND {LATEST}",
+            (rollout_id,),
+        )
+        for group, task, ending, blame, reason, rewards, info, attempt in rows:
+            return Rollout(
+                id=rollout_id,
+                task=Task.from_json(json.loads(task)),
+                group=group,
+                turns=self.turns(rollout_id, attempt=attempt),
+                rewards=json.loads(rewards),
+                ending=ending,
+                blame=blame,
+                reason=reason,
+                info=json.loads(info),
+            )
+        return None
+
+    def each(self, *, group: str | None = None, prefix: str = "") -> Iterator[Rollout]:
+        """Every ended rollout of this group (default: of all) whose id starts with `prefix`, in the order of ids."""
+        of_group, values = ("", ()) if group is None else (' AND "group" = ?', (group,))
+        rows = self._read(
+            "SELECT id FROM rollouts WHERE state = 'ended' AND substr(id, 1, ?) = ? "
+            f"AND {LATEST}{of_group} ORDER BY id",
+            (len(prefix), prefix, *values),
+        )
+        return (rollout for (name,) in rows if (rollout := self.rollout(name)) is not None)
 
     def finished(self, *, group: str | None = None, prefix: str = "") -> list[Rollout]:
-        """Every ended rollout of this group (default: of all) whose id starts with `prefix`, in the order of ids."""
-        where = '("group" = ?1 OR ?1 IS NULL) AND substr(id, 1, length(?2)) = ?2'
-        return list(self._rollouts(where, (group, prefix)))
-
-    def export(self, path: str | Path) -> int:
-        """Write every ended rollout as one JSON line; returns how many."""
-        count = 0
-        with open(path, "w", encoding="utf-8") as file:
-            for count, rollout in enumerate(self._rollouts("1", ()), start=1):  # noqa: B007 - the last count is used
-                file.write(json.dumps(rollout.to_json()) + "\n")
-        return count
+        """What `each` gives, all at once."""
+        return list(self.each(group=group, prefix=prefix))
 
     def close(self) -> None:
         """Finish what waits, then close the file."""
@@ -174,38 +251,34 @@ class Store:
         self._writer.close()
         self._reader.close()
 
-    def _rollouts(self, where: str, values: tuple[Any, ...]) -> Iterable[Rollout]:
-        rows = self._reader.execute(
-            'SELECT id, "group", task, ending, blame, reason, rewards, info FROM rollouts '
-            f"WHERE state = 'ended' AND {LATEST} AND {where} ORDER BY id",
-            values,
-        ).fetchall()
-        for rollout_id, group, task, ending, blame, reason, rewards, info in rows:
-            yield Rollout(
-                id=rollout_id,
-                task=Task.from_json(json.loads(task)),
-                group=group,
-                turns=self.turns(rollout_id),
-                rewards=json.loads(rewards),
-                ending=ending,
-                blame=blame,
-                reason=reason,
-                info=json.loads(info),
-            )
+    def _key(self, rollout_id: str, attempt: int | None) -> tuple[str, int]:
+        if attempt is None:
+            ((attempt,),) = self._read("SELECT COALESCE(MAX(attempt), 0) FROM rollouts WHERE id = ?", (rollout_id,))
+        return rollout_id, attempt
+
+    def _read(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        return list(self._reader.execute(sql, values).fetchall())
 
     # ---- the writing thread ----
 
-    async def _update(self, rollout_id: str, sets: str, values: tuple[Any, ...]) -> None:
-        def write(db: sqlite3.Connection) -> None:
-            done = db.execute(f"UPDATE rollouts SET {sets} WHERE id = ? AND {LATEST}", (*values, rollout_id))
-            if done.rowcount != 1:
-                raise ValueError(f"only an opened rollout can be updated, but {rollout_id!r} was never opened")
+    def _add(self, db: Database, rollout_id: str, attempt: int, turns: Sequence[Turn]) -> None:
+        number = _next_number(db, "turns", rollout_id, attempt)
+        rows = [
+            (rollout_id, attempt, 0, *self._recent.row(rollout_id, attempt, number + n, turn))
+            for n, turn in enumerate(turns)
+        ]
+        columns = f"rollout_id, attempt, delivered, {COLUMNS}"
+        marks = ", ".join("?" * (columns.count(",") + 1))
+        db.executemany(f"INSERT INTO turns({columns}) VALUES ({marks})", rows)
 
-        await self._submit(write)
+    def _end(self, db: Database, rollout_id: str, values: tuple[Any, ...]) -> None:
+        self._recent.forget(rollout_id)
+        sets = "state = 'ended', ended = ?, ending = ?, blame = ?, reason = ?, info = ?, rewards = ?"
+        _update(db, rollout_id, sets, (stamp(), *values))
 
-    async def _submit(self, write: Callable[[sqlite3.Connection], T]) -> T:
+    async def _submit(self, rollout_id: str, write: Callable[[Database], T]) -> T:
         future: Future[T] = Future()
-        self._jobs.put((write, future))
+        self._jobs.put(_Job(rollout_id, write, future))
         # a write that was handed over happens, also when its caller is cancelled meanwhile
         return await asyncio.shield(asyncio.wrap_future(future))
 
@@ -214,83 +287,106 @@ class Store:
         while not closing:
             jobs = [self._jobs.get()]
             with suppress(Empty):
+                if jobs[0] is not None and jobs[0].lazy:
+                    jobs.append(self._jobs.get(timeout=LINGER))
                 while True:
                     jobs.append(self._jobs.get_nowait())
             closing = None in jobs
-            self._commit([job for job in jobs if job is not None])
+            self._commit(sorted((job for job in jobs if job is not None), key=lambda job: job.rollout_id))
 
-    def _commit(self, jobs: list[tuple[Write, Future[Any]]]) -> None:
+    def _commit(self, jobs: list[_Job]) -> None:
         """Commit these writes in one transaction; if that fails, each alone, so that one cannot spoil the others."""
         try:
-            self._writer.execute("BEGIN IMMEDIATE")
-            results = [write(self._writer) for write, _ in jobs]
-            self._writer.execute("COMMIT")
+            self._writer.begin()
+            results = [job.write(self._writer) for job in jobs]
+            self._writer.commit()
         except Exception as error:  # the thread serves on; the caller of each failed write is told
-            if self._writer.in_transaction:  # SQLite ends it by itself after some errors
-                self._writer.execute("ROLLBACK")
-            if len(jobs) > 1:
+            connected = self._writer.undo()
+            self._recent.clear()  # it may know turns that were not kept
+            if len(jobs) > 1 and connected:
                 for job in jobs:
                     self._commit([job])
-            elif jobs:
-                jobs[0][1].set_exception(self._explained(error))
+            else:
+                for job in jobs:
+                    job.future.set_exception(self._explained(error))
             return
-        for (_, future), result in zip(jobs, results, strict=True):
-            future.set_result(result)
+        for job, result in zip(jobs, results, strict=True):
+            job.future.set_result(result)
 
     def _explained(self, error: Exception) -> Exception:
-        if not isinstance(error, sqlite3.Error):
+        if not isinstance(error, self.errors):
             return error
         return StoreError(
-            f"a call must be on disk before it is answered, but {self.path} could not be written: {error}. "
+            f"a call must be on disk before it is answered, but {self.name} could not be written: {error}. "
             f"Nothing of it was kept; free space there (or repair the disk) and try again."
         )
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
-    db.execute("PRAGMA foreign_keys = ON")
-    return db
+def open_store(address: str | Path) -> Store:
+    """The store at this path, or in the PostgreSQL database of this address (postgresql://USER@HOST/DATABASE).
+
+    Raises:
+        ImportError: the address is of PostgreSQL, and psycopg is not installed.
+        ValueError: a newer version wrote it.
+    """
+    if str(address).startswith(("postgresql://", "postgres://")):
+        from whippletree.gateway.postgres import PostgresStore
+
+        return PostgresStore(str(address))
+    return Store(address)
 
 
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    db.executescript(SCHEMA)
-    db.execute("INSERT INTO schema SELECT ? WHERE NOT EXISTS (SELECT 1 FROM schema)", (SCHEMA_VERSION,))
-    (found,) = db.execute("SELECT version FROM schema").fetchone()
-    if found != SCHEMA_VERSION:
-        raise ValueError(
-            f"{path} was written with store schema {found}, but this version reads {SCHEMA_VERSION}; "
-            f"use the version of whippletree that wrote it, or another path"
-        )
+class _File(sqlite3.Connection):
+    """A connection to a SQLite file."""
+
+    @classmethod
+    def at(cls, path: Path) -> _File:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30, factory=cls)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        return db
+
+    def begin(self) -> None:
+        self.execute("BEGIN IMMEDIATE")
+
+    def undo(self) -> bool:
+        self.rollback()  # does nothing where SQLite ended the transaction by itself, as after some errors
+        return True
 
 
-def _turn_row(turn: Turn) -> tuple[Any, ...]:
-    return (
-        turn.id,
-        np.asarray(turn.prompt_ids, "<i4").tobytes(),
-        np.asarray(turn.reply_ids, "<i4").tobytes(),
-        np.asarray(turn.reply_logps, "<f8").tobytes(),
-        turn.version,
-        turn.finish_reason,
-        turn.temperature,
-        turn.top_p,
-        zlib.compress(json.dumps(turn.request).encode(), 1),
-        zlib.compress(json.dumps(turn.reply).encode(), 1),
+def _open(
+    db: Database, rollout_id: str, attempt: int, group: str, task: Task, secret_hash: str, settings: Json | None
+) -> None:
+    now = stamp()
+    db.execute(
+        'INSERT INTO rollouts(id, attempt, "group", task, secret_hash, settings, state, opened, active) '
+        "VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?)",
+        (rollout_id, attempt, group, json.dumps(task.to_json()), secret_hash, json.dumps(settings or {}), now, now),
     )
 
 
-def _turn_of(row: tuple[Any, ...]) -> Turn:
-    turn_id, prompt, reply, logps, version, finish_reason, temperature, top_p, asked, answered = row
-    return Turn(
-        id=turn_id,
-        prompt_ids=tuple(np.frombuffer(prompt, "<i4").tolist()),
-        reply_ids=tuple(np.frombuffer(reply, "<i4").tolist()),
-        reply_logps=tuple(np.frombuffer(logps, "<f8").tolist()),
-        version=version,
-        finish_reason=finish_reason,
-        temperature=temperature,
-        top_p=top_p,
-        request=json.loads(zlib.decompress(asked)),
-        reply=json.loads(zlib.decompress(answered)),
-    )
+def _update(db: Database, rollout_id: str, sets: str, values: tuple[Any, ...]) -> None:
+    done = db.execute(f"UPDATE rollouts SET {sets} WHERE id = ? AND {LATEST}", (*values, rollout_id))
+    _check_opened(done.rowcount, rollout_id)
+
+
+def _next_number(db: Database, table: str, rollout_id: str, attempt: int) -> int:
+    """The next number in this table; the attempt is locked, so no other process takes it meanwhile."""
+    key = (rollout_id, attempt)
+    done = db.execute("UPDATE rollouts SET active = ? WHERE id = ? AND attempt = ?", (stamp(), *key))
+    _check_opened(done.rowcount, rollout_id)
+    (number,) = db.execute(
+        f"SELECT COALESCE(MAX(number) + 1, 0) FROM {table} WHERE rollout_id = ? AND attempt = ?", key
+    ).fetchone()
+    return int(number)
+
+
+def _check_opened(changed: int, rollout_id: str) -> None:
+    if changed != 1:
+        raise ValueError(f"only an opened rollout can be updated, but {rollout_id!r} was never opened")
+
+
+def _session(row: Sequence[Any]) -> SessionRow:
+    rollout_id, attempt, group, task, settings, state, active = row
+    return SessionRow(rollout_id, attempt, group, Task.from_json(json.loads(task)), json.loads(settings), state, active)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import signal
@@ -97,16 +96,6 @@ async def test_finished_gives_ended_rollouts_by_group_and_prefix(tmp_path: Path)
     assert store.finished(prefix="%") == []
 
 
-async def test_export_writes_one_line_a_rollout(tmp_path: Path):
-    store = Store(tmp_path / "turns.sqlite")
-    for name in ("a", "b"):
-        await store.add_turn(name, await opened(store, name), turn(f"turn of {name}"))
-        await store.end_rollout(name, ending="done", rewards={"x": 0.5})
-    assert store.export(tmp_path / "out.jsonl") == 2
-    rows = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [Rollout.from_json(json.loads(row)) for row in rows] == store.finished()
-
-
 async def test_waiting_writes_share_commits_and_one_bad_write_spoils_no_other(tmp_path: Path):
     store = Store(tmp_path / "turns.sqlite")
     attempt = await opened(store)
@@ -140,7 +129,7 @@ async def test_a_rollout_that_was_never_opened_is_refused(tmp_path: Path):
     store = Store(tmp_path / "turns.sqlite")
     with pytest.raises(ValueError, match="'r' was never opened"):
         await store.end_rollout("r", ending="done")
-    with pytest.raises(StoreError, match="FOREIGN KEY"):
+    with pytest.raises(ValueError, match="never opened"):
         await store.add_turn("r", 0, turn("a"))
 
 
@@ -163,7 +152,7 @@ async def test_another_schema_is_refused(tmp_path: Path):
     Store(tmp_path / "turns.sqlite").close()
     with sqlite3.connect(tmp_path / "turns.sqlite") as db:
         db.execute("UPDATE schema SET version = 99")
-    with pytest.raises(ValueError, match="store schema 99, but this version reads 1"):
+    with pytest.raises(ValueError, match="store schema 99, but this version reads up to 2"):
         Store(tmp_path / "turns.sqlite")
 
 
