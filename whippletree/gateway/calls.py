@@ -1,10 +1,11 @@
-"""One call of a harness, in no API's words: sample, show, keep."""
+"""One call of a harness, in no API's words: find its step, sample, show, keep."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -12,24 +13,32 @@ from typing import Any
 
 import numpy as np
 
+from whippletree.gateway.choices import Choice
 from whippletree.gateway.errors import ApiError, bad_request
-from whippletree.gateway.render import Renderer, thread_key
+from whippletree.gateway.memory import Memory
+from whippletree.gateway.parts import Part
+from whippletree.gateway.render import Prompt, Renderer
+from whippletree.gateway.retries import Attempt, step_of
 from whippletree.gateway.sessions import Session
 from whippletree.gateway.store import Store, StoreError
-from whippletree.gateway.text import ShownText
-from whippletree.types import Engine, Json, Piece, Sampling, Turn
+from whippletree.gateway.text import ShownText, Thinking
+from whippletree.gateway.threads import Speaker
+from whippletree.types import Engine, Json, Sampling, Turn
 
-Hear = Callable[["Choice", list[str | Json]], None]
-Form = Callable[["Call", "Choice"], Json]
+Hear = Callable[[Choice, list[Part]], None]
+Form = Callable[["Call", Choice], Json]
+POLL = 0.05  # seconds between looks at an engine that is paused
+RETRY_AFTER = 5  # seconds, while weights change
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What a request asks for; `None` leaves it to the rollout's defaults."""
+    """What a request asks for, in the form of chat completions; `None` leaves it to the rollout's defaults."""
 
     model: str
     messages: tuple[Json, ...]
     tools: tuple[Json, ...] = ()
+    tool_choice: str = "auto"  # or "none", "required", or the name of the tool to call
     n: int = 1
     temperature: float | None = None
     top_p: float = 1.0
@@ -37,96 +46,50 @@ class Ask:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     stream: bool = False
-    usage_chunk: bool = False
-    logprobs: bool = False
-    token_ids: bool = False
+    options: Json = field(default_factory=dict)  # what the API needs again to write the reply
+    headers: Mapping[str, str] = field(default_factory=dict)  # lower case
     request: Json = field(default_factory=dict)  # as the harness sent it
-
-
-class Choice:
-    """One reply while it is sampled: the exact ids, and what may be shown of them."""
-
-    def __init__(self, index: int, stream: str, text: ShownText) -> None:
-        self.index, self.stream, self._text = index, stream, text
-        self.ids: list[int] = []
-        self.logps: list[float] = []
-        self.version = 0
-        self.ended = ""  # "stop", "length" or "abandoned"; "" while it runs
-        self.content = ""
-        self.tool_calls: list[Json] = []
-        self._read = 0  # ids whose text was taken in
-
-    @property
-    def finish_reason(self) -> str:
-        """OpenAI's word for how it ended: a reply that calls tools and was not cut ends for them."""
-        return "tool_calls" if self.tool_calls and self.ended == "stop" else self.ended
-
-    @property
-    def message(self) -> Json:
-        """The reply as a chat message."""
-        calls: Json = {"tool_calls": self.tool_calls} if self.tool_calls else {}
-        content = self.content if self.content or not calls else None
-        return {"role": "assistant", "content": content, **calls}
-
-    def take(self, piece: Piece) -> None:
-        """Append what was sampled. A reply that saw several policies counts as the oldest's."""
-        self.version = min(self.version, piece.version) if self.ids else piece.version
-        self.ids += piece.ids
-        self.logps += piece.logps
-        self.ended = piece.finish_reason or ""
-
-    def show(self) -> list[str | Json]:
-        """Take in the text of the ids since the last time; returns what is new of it. A stop string ends the reply."""
-        new = self._text.feed(self.ids[self._read :], last=bool(self.ended))
-        self._read = len(self.ids)
-        self.content += "".join(part for part in new if isinstance(part, str))
-        self.tool_calls += [part for part in new if not isinstance(part, str)]
-        if self._text.stopped:
-            self.ended = "stop"
-        return new
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """What every call needs."""
+    """What every call needs. While weights change, a call waits for `hold` seconds before it is sent away (503)."""
 
     engine: Engine
     renderer: Renderer
     store: Store
     model_name: str
+    hold: float = 60.0
+
+    def counted(self, ask: Ask) -> int:
+        """Tokens of the prompt that these messages and tools make."""
+        return len(self.renderer.prompt(ask.messages, ask.tools, Memory(), tool_choice=ask.tool_choice).ids)
 
 
 class Call:
-    """One request of a rollout, rendered and ready to run.
+    """One request of a rollout. `run` does everything; what came of it stands in `prompt` and `choices`."""
 
-    Raises:
-        ApiError: the messages cannot be rendered, or leave no room in the model's window (400).
-    """
-
-    def __init__(self, gateway: Gateway, session: Session, ask: Ask) -> None:
-        self.gateway, self.session, self.ask = gateway, session, ask
+    def __init__(self, gateway: Gateway, session: Session, ask: Ask, *, api: str) -> None:
+        self.gateway, self.session, self.ask, self.api = gateway, session, ask, api
         self.id = secrets.token_hex(12)
-        self.prompt_ids, self._key = gateway.renderer.prompt(ask.messages, ask.tools, session.threads)
-        room = gateway.engine.context - len(self.prompt_ids)
-        if not self.prompt_ids:
-            raise bad_request("a prompt needs at least one token, but these messages render to none", param="messages")
-        if room < 1:
-            raise session.refused(
-                f"this model's maximum context length is {gateway.engine.context} tokens, but the messages are "
-                f"{len(self.prompt_ids)} and a reply needs at least one",
-                code="context_length_exceeded",
-            )
-        session.count_call(ask.n)
-        wanted = ask.max_tokens or session.defaults.max_tokens or room
-        self.max_tokens = min(wanted, room)
-        self.temperature = session.defaults.temperature if ask.temperature is None else ask.temperature
+        self.created = int(time.time())
+        self.prompt = Prompt((), b"", "root")
         self.choices: list[Choice] = []
+        self.sampling = False  # the engine has it
+        self.temperature = session.defaults.temperature if ask.temperature is None else ask.temperature
+        self._attempt: Attempt | None = None
+        self._noted: Json = {}  # of every turn of this call
+        self._thread = "main"
 
     @property
-    def usage(self) -> Json:
-        """Tokens seen and sampled, as they were."""
-        prompt, completion = len(self.prompt_ids), sum(len(choice.ids) for choice in self.choices)
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    def prompt_tokens(self) -> int:
+        """Tokens that the model saw before it sampled."""
+        return len(self.prompt.ids)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that were sampled, of all choices."""
+        return sum(len(choice.ids) for choice in self.choices)
 
     async def run(self, form: Form, hear: Hear | None = None) -> None:
         """Sample every choice and keep it; when this returns, all of it is on disk.
@@ -135,41 +98,147 @@ class Call:
         the task is cancelled, what was sampled so far is kept as abandoned turns.
 
         Raises:
-            ApiError: the engine failed (500), or the store did (503). Then `session.failure` says so too.
+            ApiError: the messages cannot be rendered or leave no room, or the budget is used up (400); weights change
+                for longer than the call may wait (503); the engine failed (500), or the store did (503). Of the last
+                two `session.failure` tells.
         """
-        digest = sha256(np.asarray(self.prompt_ids, "<i4").tobytes()).hexdigest()[:32]
+        ask, session = self.ask, self.session
+        renderer = self.gateway.renderer
+        self.prompt = renderer.prompt(ask.messages, ask.tools, session.memory, tool_choice=ask.tool_choice)
+        sampled = (ask.tool_choice, self.temperature, ask.top_p, ask.stop, ask.seed, ask.n)
+        step = step_of(self.prompt.key, *sampled)
+        attempt, earlier = await session.steps.begun(step, ask.headers)
+        if attempt is earlier:
+            self._replay(attempt, hear)
+            return
+        self._attempt = attempt
+        self._noted = self._note(step, attempt, earlier)
+        try:
+            await self._run(form, hear)
+            attempt.becomes("delivering")
+        finally:  # refused, failed or cancelled; an abandoned call has said so itself
+            if attempt.state == "running":
+                attempt.becomes("refused")
+
+    def delivered(self, whole: bool) -> None:
+        """Note whether the last byte of the reply went out."""
+        if self._attempt and self._attempt.state in ("delivering", "undelivered", "delivered"):
+            self._attempt.becomes("delivered" if whole else "undelivered")
+            if whole:
+                self.gateway.store.mark_delivered(self._attempt.turn_ids)
+
+    def _replay(self, attempt: Attempt, hear: Hear | None) -> None:
+        """Give the reply that is on disk."""
+        turns = {turn.id: turn for turn in self.gateway.store.turns(self.session.rollout_id)}
+        self._attempt = attempt
+        self.choices = [Choice.replayed(place, turns[name]) for place, name in enumerate(attempt.turn_ids)]
+        first = turns[attempt.turn_ids[0]]
+        self.id = first.id.rpartition(".")[0]
+        self.prompt = Prompt(first.prompt_ids, self.prompt.key, first.link)
+        for choice in self.choices:
+            if hear:
+                hear(choice, choice.parts)
+
+    def _note(self, step: str, attempt: Attempt, earlier: Attempt | None) -> Json:
+        """What the gateway knows of this call's turns before they are sampled."""
+        prompt, session = self.prompt, self.session
+        parent = session.memory.thread_of(prompt.parent) if prompt.parent else None
+        speaker = Speaker.of(self.ask.messages, self.ask.tools, self.ask.model)
+        self._thread, who = session.threads.name(speaker, self.ask.headers, parent)
+        noted = {"api": self.api, "key": prompt.key.hex(), "step": step, "who": who, "parent": prompt.parent}
+        noted |= {"drift": prompt.drift, "dropped_reasoning": prompt.dropped_reasoning, "forced": prompt.forced}
+        noted |= {"idempotency": attempt.idempotency, "tools": self.gateway.renderer.digest_of_tools(self.ask.tools)}
+        if earlier is not None:
+            again = earlier.state == "abandoned"
+            noted |= {"retry_of": earlier.turn_ids} if again else {"sibling": earlier.turn_ids[:1]}
+        return noted
+
+    def _room(self) -> int:
+        """Tokens that the reply may have.
+
+        Raises:
+            ApiError: there is none (400).
+        """
+        session, context = self.session, self.gateway.engine.context
+        if not self.prompt.ids:
+            raise bad_request("a prompt needs at least one token, but these messages render to none", param="messages")
+        if self.prompt_tokens >= context:
+            raise session.refused(
+                f"prompt is too long: this model's maximum context length is {context} tokens, but the messages are "
+                f"{self.prompt_tokens} and a reply needs at least one",
+                code="context_length_exceeded",
+            )
+        session.count_call(self.ask.n)
+        room = context - self.prompt_tokens
+        return min(self.ask.max_tokens or session.defaults.max_tokens or room, room)
+
+    async def _run(self, form: Form, hear: Hear | None) -> None:
+        room = self._room()
+        await self._serving()
+        self.sampling = True
+        digest = sha256(np.asarray(self.prompt.ids, "<i4").tobytes()).hexdigest()[:32]
         with self.session.occurrences(digest, self.ask.n) as numbers:
-            self.choices = [self._choice(index, f"{digest}/{number}") for index, number in enumerate(numbers)]
+            self._noted["prompt"] = digest
+            self.choices = [self._choice(index, digest, number) for index, number in enumerate(numbers)]
             try:
                 async with asyncio.TaskGroup() as group:
                     for choice in self.choices:
-                        group.create_task(self._sample(choice, hear))
+                        group.create_task(self._sample(choice, room, hear))
             except ExceptionGroup as errors:
                 raise self._failed(500, "the engine failed", errors.exceptions[0]) from errors.exceptions[0]
             except asyncio.CancelledError:
                 await self._abandon(form)
                 raise
-            await self._keep(self.choices, form)
-        for choice in self.choices:
-            self.session.remember(thread_key(self._key, choice.message), self.prompt_ids + tuple(choice.ids))
+            turns = await self._keep(self.choices, form)
+        for turn in turns:
+            self.session.learn(turn)
 
-    def _choice(self, index: int, name: str) -> Choice:
+    async def _serving(self) -> None:
+        """Wait while weights change.
+
+        Raises:
+            ApiError: they change for longer than a call may wait (503).
+        """
+        end = asyncio.get_running_loop().time() + self.gateway.hold
+        while self.gateway.engine.paused:
+            if asyncio.get_running_loop().time() >= end:
+                why = f"the policy's weights are changing; ask again in {RETRY_AFTER} seconds"
+                raise ApiError(503, why, code="weights_changing", retry_after=RETRY_AFTER)
+            await asyncio.sleep(POLL)
+
+    def _choice(self, index: int, digest: str, number: int) -> Choice:
         """A choice whose random numbers are its own, whatever else runs and in whatever order it arrived."""
-        own = f"{self.session.stream}/{name}"
+        own = f"{self.session.stream}/{digest}/{number}"
         seeded = f"seed {self.ask.seed}" + (f"/{index}" if index else "")
         renderer = self.gateway.renderer
-        tools = renderer.tool_format if self.ask.tools else None
-        text = ShownText(renderer.tokenizer, stop=self.ask.stop, tools=tools, name=own)
-        return Choice(index, own if self.ask.seed is None else seeded, text)
-
-    async def _sample(self, choice: Choice, hear: Hear | None) -> None:
-        sampling = Sampling(
-            max_tokens=self.max_tokens, temperature=self.temperature, top_p=self.ask.top_p, stream=choice.stream
+        marks = renderer.thinking
+        text = ShownText(
+            renderer.tokenizer,
+            stop=self.ask.stop,
+            tools=renderer.tool_format if self.ask.tools else None,
+            thinking=Thinking(marks, opened=self.prompt.thinking) if marks else None,
+            forced=self.prompt.forced,
+            name=own,
         )
-        pieces: Any = self.gateway.engine.sample(self.prompt_ids, sampling)
+        choice = Choice(index, own if self.ask.seed is None else seeded, text)
+        choice.number, choice.turn_id = number, f"{self.id}.{index}"
+        return choice
+
+    async def _sample(self, choice: Choice, room: int, hear: Hear | None) -> None:
+        spent = self.session.spent
+        sampling = Sampling(
+            max_tokens=int(min(room, max(spent.tokens_left, 1))),
+            temperature=self.temperature,
+            top_p=self.ask.top_p,
+            stream=choice.stream,
+        )
+        pieces: Any = self.gateway.engine.sample(self.prompt.ids, sampling)
         async with aclosing(pieces):
             async for piece in pieces:
                 choice.take(piece)
+                spent.tokens += len(piece.ids)
+                if over := spent.over():
+                    self.session.truncated, choice.ended = over, choice.ended or "length"
                 if not (hear or self.ask.stop or choice.ended):
                     continue  # text that nobody waits for is decoded once, at the end
                 new = choice.show()
@@ -181,34 +250,46 @@ class Call:
 
     async def _abandon(self, form: Form) -> None:
         """Keep what was sampled of replies that nobody will read."""
+        assert self._attempt
         begun = [choice for choice in self.choices if choice.ids]
         for choice in begun:
             choice.ended = "abandoned"
             choice.show()
+        self._attempt.becomes("abandoned")
+        self._attempt.turn_ids = tuple(choice.turn_id for choice in begun)
         with suppress(ApiError):  # nobody is there to be told, but `failure` says it
             await self._keep(begun, form)
 
-    async def _keep(self, choices: Sequence[Choice], form: Form) -> None:
-        turns = [
-            Turn(
-                id=f"{self.id}.{choice.index}",
-                prompt_ids=self.prompt_ids,
-                reply_ids=tuple(choice.ids),
-                reply_logps=tuple(choice.logps),
-                version=choice.version,
-                finish_reason=choice.finish_reason,
-                temperature=self.temperature,
-                top_p=self.ask.top_p,
-                request=self.ask.request,
-                reply=form(self, choice),
-            )
-            for choice in choices
-        ]
+    async def _keep(self, choices: Sequence[Choice], form: Form) -> list[Turn]:
+        turns = [self._turn(choice, form) for choice in choices]
         try:
             await self.gateway.store.add_turns(self.session.rollout_id, self.session.attempt, turns)
         except StoreError as error:
             raise self._failed(503, "the reply could not be kept", error) from error
+        assert self._attempt
+        self._attempt.turn_ids = tuple(turn.id for turn in turns)
+        return turns
+
+    def _turn(self, choice: Choice, form: Form) -> Turn:
+        info = {**self._noted, "number": choice.number, **choice.noted(self.ask.tools)}
+        info = {name: value for name, value in info.items() if value or name in ("number", "parts")}
+        return Turn(
+            id=choice.turn_id,
+            prompt_ids=self.prompt.ids,
+            reply_ids=tuple(choice.ids),
+            reply_logps=tuple(choice.logps),
+            version=choice.version,
+            versions=tuple(choice.versions) if len(set(choice.versions)) > 1 else (),
+            finish_reason=choice.finish_reason,
+            temperature=self.temperature,
+            top_p=self.ask.top_p,
+            request=self.ask.request,
+            reply=form(self, choice),
+            thread=self._thread,
+            link=self.prompt.link,
+            info=info,
+        )
 
     def _failed(self, status: int, what: str, error: Exception) -> ApiError:
         self.session.failure = f"{what}: {type(error).__name__}: {error}"
-        return ApiError(status, self.session.failure, code="server_error", retry_after=int(status == 503))
+        return ApiError(status, self.session.failure, code="server_error", retry_after=RETRY_AFTER * (status == 503))

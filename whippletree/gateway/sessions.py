@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
 
+from whippletree.gateway.budget import Budget, Spent
 from whippletree.gateway.errors import ApiError, bad_request
+from whippletree.gateway.memory import Memory
+from whippletree.gateway.parts import Part, message_of
+from whippletree.gateway.retries import Steps
 from whippletree.gateway.store import Store
-from whippletree.types import Task
-
-REMEMBERED = 2**21  # tokens of earlier turns that a rollout keeps in memory, 8 bytes each
+from whippletree.gateway.threads import Threads
+from whippletree.types import Json, Task, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +40,16 @@ class Session:
     stream: str  # names the rollout's random numbers
     secret: str = field(repr=False)
     defaults: SamplingDefaults
-    max_turns: int
+    spent: Spent
     failure: str = ""  # why the engine or the store failed a call of this rollout; "" when none did
-    truncated: str = ""  # which limit, of turns or of the window, refused a call of this rollout
-    calls: int = 0
-    threads: dict[bytes, tuple[int, ...]] = field(default_factory=dict, repr=False)  # see render.Renderer.prompt
+    truncated: str = ""  # which limit, of the budget or of the window, refused or cut a call of this rollout
+    memory: Memory = field(default_factory=Memory, repr=False)
+    steps: Steps = field(default_factory=Steps, repr=False)
+    threads: Threads = field(default_factory=Threads, repr=False)
     running: set[asyncio.Task[Any]] = field(default_factory=set, repr=False)
-    _remembered: int = 0  # tokens in `threads`
     _taken: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set), repr=False)
+    _known: set[str] = field(default_factory=set, repr=False)  # ids of turns that were taken in
+    _followed: int = 0  # turns of the store that were looked at
 
     def base_url(self, server: str) -> str:
         """The OpenAI base URL of this rollout at `server`, for harnesses that take no key of their own."""
@@ -53,25 +59,40 @@ class Session:
         """Count the turns of one call.
 
         Raises:
-            ApiError: the rollout has used up its turns (400: a harness in a loop must end, not wait).
+            ApiError: the rollout has used up its budget (400: a harness in a loop must end, not wait).
         """
-        if self.calls + choices > self.max_turns:
-            raise self.refused(
-                f"a rollout may take {self.max_turns} turns, and this one has used them", code="turn_limit_exceeded"
-            )
-        self.calls += choices
+        if over := self.spent.exhausted(choices):
+            code, why = over
+            raise self.refused(why, code=code)
 
     def refused(self, message: str, *, code: str) -> ApiError:
         """The error of a call that passes a limit of this rollout, noted in `truncated`."""
         self.truncated = message
         return bad_request(message, code=code, param="messages")
 
-    def remember(self, key: bytes, ids: tuple[int, ...]) -> None:
-        """Keep a turn for later calls to continue; the oldest turns are forgotten beyond REMEMBERED tokens."""
-        self._remembered += len(ids) - len(self.threads.pop(key, ()))
-        self.threads[key] = ids
-        while self._remembered > REMEMBERED and len(self.threads) > 1:
-            self._remembered -= len(self.threads.pop(next(iter(self.threads))))
+    def learn(self, turn: Turn) -> None:
+        """Take in a turn that is on disk, so that later calls continue it. An abandoned one was not read by anyone."""
+        self._known.add(turn.id)
+        if turn.finish_reason != "abandoned":
+            message = message_of([Part(**row) for row in turn.info["parts"]])
+            key = bytes.fromhex(turn.info["key"])
+            self.memory.remember(turn.id, key, message, turn.prompt_ids, turn.reply_ids, turn.thread)
+
+    def follow(self, store: Store) -> None:
+        """Take in the turns that others kept: an earlier process, or another gateway."""
+        new = store.turns(self.rollout_id, attempt=self.attempt, after=self._followed)
+        self._followed += len(new)
+        new = tuple(turn for turn in new if turn.id not in self._known and "key" in turn.info)
+        if not new:
+            return
+        self.steps.restore(new, store.undelivered(self.rollout_id, self.attempt))
+        self.threads.restore(new)
+        for turn in new:
+            self.learn(turn)
+            self.spent.turns += 1
+            self.spent.tokens += len(turn.reply_ids)
+            if turn.finish_reason != "abandoned":
+                self._taken[turn.info["prompt"]].add(turn.info["number"])
 
     @contextmanager
     def occurrences(self, digest: str, count: int) -> Iterator[list[int]]:
@@ -90,10 +111,14 @@ class Session:
 
 
 class Sessions:
-    """The open rollouts of one gateway. Secrets live in memory alone; the store keeps their SHA-256."""
+    """The open rollouts of one gateway. Secrets live in memory alone; the store keeps their SHA-256.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    A rollout that another process opened, and that is still open in the store, goes on here where it was. With `shared`,
+    other gateways serve the same rollouts at the same time, so the store is asked before each call.
+    """
+
+    def __init__(self, store: Store, *, shared: bool = False) -> None:
+        self._store, self._shared = store, shared
         self._by_hash: dict[str, Session] = {}
         self._by_rollout: dict[str, Session] = {}
 
@@ -105,22 +130,21 @@ class Sessions:
         task: Task,
         stream: str,
         defaults: SamplingDefaults | None = None,
-        max_turns: int = 1000,
+        budget: Budget | None = None,
     ) -> Session:
         """A new attempt at this rollout, with a new secret; an attempt that is still open is closed first."""
         await self.close(rollout_id)
         secret = secrets.token_urlsafe(32)
-        attempt = await self._store.open_rollout(rollout_id, group=group, task=task, secret_hash=_hash(secret))
-        session = Session(
-            rollout_id=rollout_id,
-            attempt=attempt,
-            stream=stream,
-            secret=secret,
-            defaults=defaults or SamplingDefaults(),
-            max_turns=max_turns,
+        settings = {
+            "stream": stream,
+            "defaults": asdict(defaults or SamplingDefaults()),
+            "budget": asdict(budget or Budget()),
+            "opened": time.time(),
+        }
+        attempt = await self._store.open_rollout(
+            rollout_id, group=group, task=task, secret_hash=_hash(secret), settings=settings
         )
-        self._by_hash[_hash(secret)] = self._by_rollout[rollout_id] = session
-        return session
+        return self._kept(_session(rollout_id, attempt, secret, settings))
 
     async def close(self, rollout_id: str) -> None:
         """Refuse further calls of this rollout and end those that run; returns when their turns are on disk."""
@@ -140,6 +164,8 @@ class Sessions:
             ApiError: there is none (401).
         """
         session = self._by_hash.get(_hash(secret)) if secret else None
+        if secret and (session is None or self._shared):
+            session = self._from_store(secret, session)
         if session is None:
             raise ApiError(
                 401,
@@ -148,6 +174,30 @@ class Sessions:
                 code="invalid_api_key",
             )
         return session
+
+    def _from_store(self, secret: str, session: Session | None) -> Session | None:
+        """The rollout of this secret as the store has it: gone on with, or `None` where it is not open."""
+        row = self._store.session_of(_hash(secret))
+        if row is None or row.state != "open" or not row.settings:
+            return None
+        session = session or self._kept(_session(row.rollout_id, row.attempt, secret, row.settings))
+        session.follow(self._store)
+        return session
+
+    def _kept(self, session: Session) -> Session:
+        self._by_hash[_hash(session.secret)] = self._by_rollout[session.rollout_id] = session
+        return session
+
+
+def _session(rollout_id: str, attempt: int, secret: str, settings: Json) -> Session:
+    return Session(
+        rollout_id=rollout_id,
+        attempt=attempt,
+        stream=settings["stream"],
+        secret=secret,
+        defaults=SamplingDefaults(**settings["defaults"]),
+        spent=Spent(Budget(**settings["budget"]), opened=settings["opened"]),
+    )
 
 
 def _hash(secret: str) -> str:
