@@ -3,101 +3,205 @@
     prompt of turn k+1 = prompt ids of turn k + reply ids of turn k + ids of what the template adds after them
 
 whenever the new messages extend the old ones and our reply among them; what was sampled is never tokenised again.
+Where the harness changed our reply a little, the changed span alone is tokenised (realign). Where it changed more, or
+the template leaves earlier reasoning out, the prompt is rendered anew, with the replies that still stand in it (fork).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any
 
+from whippletree.gateway.chatform import Images, chained, clean, joined, keys_of, one_call_each, said_calls, spelled
 from whippletree.gateway.errors import ApiError, bad_request
-from whippletree.gateway.toolcalls import ToolFormat, format_of
-from whippletree.types import Json
+from whippletree.gateway.memory import Known, Memory
+from whippletree.gateway.realign import realigned
+from whippletree.gateway.toolcalls import FORMATS, ToolFormat, format_of
+from whippletree.types import Json, Link
 
-SENTINEL = "\u2063reply\u2063stands\u2063here\u2063"  # invisible separators: no template and no harness writes them
 CACHED = 256  # texts
+REALIGN_LIMIT = 16  # tokens
+THINK = ("<think>", "</think>")
 A_TOOL: Json = {
     "type": "function",
     "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
+USER, SYSTEM = {"role": "user", "content": "x"}, {"role": "system", "content": "x"}
+ANSWER: Json = {"role": "tool", "content": "y", "tool_call_id": "abcdefghi"}
+Form = Callable[[Sequence[Json]], list[Json]]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the model sees of one call, and how it follows from the turns before."""
+
+    ids: tuple[int, ...]
+    key: bytes  # of the messages and tools
+    link: Link = "root"
+    parent: str = ""  # id of the turn that it continues, whole or in part
+    drift: int = 0  # tokens of earlier replies that stand in it as newly tokenised text
+    dropped_reasoning: bool = False  # of earlier replies, by the harness or the template
+    forced: str = ""  # how the prompt opened the reply; `opened` is the same in tokens
+    opened: int = 0
+    thinking: bool = False  # the prompt opened the reply's reasoning
+    opening: bytes = b""  # key of the messages up to the first that is not the system's
+    place: int = 0  # of the reply among the messages
+    thought: frozenset[int] = frozenset()  # places of replies whose reasoning stands in it
+
+    def noted(self) -> Json:
+        """What `Memory.remember` reads of it in a turn's info, and what a trainer may want to know."""
+        known = {"key": self.key.hex(), "opening": self.opening.hex(), "place": self.place, "parent": self.parent}
+        known |= {"drift": self.drift, "dropped_reasoning": self.dropped_reasoning, "forced": self.forced}
+        return known | {"opened": self.opened, "thought": sorted(self.thought)}
 
 
 class Renderer:
-    """Renders chats for one tokenizer.
+    """Renders chats for one tokenizer. `realign_limit`: tokens of a reply that may have been changed, see `Prompt`.
+
+    A template without tools, or that names no format of calls known here, gets them in the system message, unless
+    `tools_in_prompt` is False: then they are refused. `images` gives the text by which a model's processor knows an
+    image part again; without it images are refused.
 
     Raises:
         ValueError: the tokenizer has no chat template.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        realign_limit: int = REALIGN_LIMIT,
+        tools_in_prompt: bool = True,
+        images: Images | None = None,
+    ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
                 f"a chat needs the model's own template, but the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} "
                 f"has no chat_template; use an instruction-tuned model, or set tokenizer.chat_template"
             )
-        self.tokenizer = tokenizer
+        self.tokenizer, self._limit, self._images = tokenizer, realign_limit, images
         self._ids = lru_cache(CACHED)(self._tokenized)  # a group's rollouts share their prompts
         self._special = frozenset(tokenizer.all_special_ids)
-        probe = [{"role": "user", "content": "x"}]
-        self.has_tools = self._text(probe, [A_TOOL]) != self._text(probe, [])
-        self.tool_format: ToolFormat | None = (
-            format_of(tokenizer.get_chat_template(tools=[A_TOOL])) if self.has_tools else None
-        )
+        self._ends = tuple(tokenizer.all_special_tokens)
+        self._mark = "q" + secrets.token_hex(8)  # nothing else writes it
+        self._forms: list[Form] = []
+        template = tokenizer.get_chat_template(tools=[A_TOOL])
+        self.has_tools = self._shows_tools()
+        self.tool_format: ToolFormat | None = format_of(template) if self.has_tools else None
+        self._spelled = self.tool_format is None and tools_in_prompt
+        if self._spelled:
+            self.tool_format = FORMATS["hermes"]
+        self._adapt()
+        self.thinking: tuple[str, str] | None = THINK if THINK[1] in template else None
+        begins = self._raw([USER], [])
+        bare = self._raw([USER], [], generation=False)
+        self._opens_thinking = bool(self.thinking) and begins[len(bare) :].rstrip().endswith(THINK[0])
+        self._calls_needed = not self._fits([USER, {"role": "assistant", "content": "a"}, ANSWER, _said("b")])
+        self._before_call = self._opening_of_calls()
+        self.digests: Json = {
+            "template": sha256(str(tokenizer.chat_template).encode()).hexdigest(),
+            "tokenizer": _tokenizer_digest(tokenizer),
+        }
 
     def prompt(
-        self, messages: Sequence[Json], tools: Sequence[Json], threads: Mapping[bytes, tuple[int, ...]]
-    ) -> tuple[tuple[int, ...], bytes]:
-        """The prompt ids of these messages, and the key under which a reply to them continues.
-
-        `threads` maps `thread_key(key, reply message)` of each earlier turn of the rollout to its prompt and reply ids;
-        the longest one that these messages extend is continued.
+        self, messages: Sequence[Json], tools: Sequence[Json], memory: Memory, *, tool_choice: str = "auto"
+    ) -> Prompt:
+        """The prompt of these messages, continuing the turns of `memory` where they extend them.
 
         Raises:
             ApiError: a message cannot be rendered, or tools are given to a model that has no way to write them (400).
         """
         self._check_tools(tools)
-        chat = [clean(message, place) for place, message in enumerate(messages)]
-        keys = _keys(chat, tools)
-        for place in range(len(chat) - 1, -1, -1):
-            if chat[place]["role"] == "assistant" and (ids := threads.get(keys[place + 1])):
-                after = self._after_reply(chat, tools, place, ids[-1])
-                if after is not None:
-                    return ids + after, keys[-1]
-        return self._ids(self._text(chat, tools)), keys[-1]
+        chat = [clean(message, place, self._images) for place, message in enumerate(messages)]
+        keys = keys_of(chat, tools)
+        first = next((n for n, message in enumerate(chat) if message["role"] != "system"), len(chat) - 1)
+        found = _Continuing(self, chat, tools, keys, memory).found(keys[first + 1])
+        forced, opened = self._forced(tool_choice, tools)
+        return Prompt(
+            found.ids + opened,
+            keys[-1],
+            found.link,
+            found.parent,
+            found.drift,
+            found.dropped_reasoning,
+            forced=forced,
+            opened=len(opened),
+            thinking=self._opens_thinking and not forced,
+            opening=keys[first + 1],
+            place=len(chat),
+            thought=found.thought,
+        )
 
-    def _after_reply(self, chat: list[Json], tools: Sequence[Json], place: int, last_id: int) -> tuple[int, ...] | None:
-        """Ids of what the template writes after the text of message `place`; `None` if its text cannot be found.
+    def digest_of_tools(self, tools: Sequence[Json]) -> str:
+        """Equal for equal lists of tools; "" for none."""
+        return blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=16).hexdigest() if tools else ""
 
-        The template closes the reply itself. Where the model sampled that closing token, it is not repeated; where the
-        reply was cut, the closing is context.
-        """
-        marked = [*chat[:place], {"role": "assistant", "content": SENTINEL}, *chat[place + 1 :]]
+    def _forced(self, tool_choice: str, tools: Sequence[Json]) -> tuple[str, tuple[int, ...]]:
+        if not tools or tool_choice in ("auto", "none"):
+            return "", ()
+        assert self.tool_format
+        text = self.tool_format.opening("" if tool_choice == "required" else tool_choice)
+        closes = "\n" + THINK[1] + "\n\n" if self._opens_thinking else ""
+        return text, self._ids(closes + text)
+
+    # ---- the template, and what it cannot take ----
+
+    def _shows_tools(self) -> bool:
         try:
-            parts = self._text(marked, tools).split(SENTINEL)
-        except ApiError:  # some templates refuse a tool's answer where no call stands before it
+            return self._raw([USER], [A_TOOL]) != self._raw([USER], [])
+        except ApiError:
+            return False
+
+    def _adapt(self) -> None:
+        """Find what the template cannot take, and bring chats into a form that it can."""
+        if self._spelled:
+            self._forms.append(lambda chat: spelled(chat, ()))
+        two = [_call_of("f", n) for n in ("abcdefghi", "abcdefghj")]
+        calls = {"role": "assistant", "content": "", "tool_calls": two}
+        if not self._spelled and not self._fits([USER, calls, ANSWER, {**ANSWER, "tool_call_id": "abcdefghj"}]):
+            self._forms.append(one_call_each)
+        if not (self._fits([USER, USER]) and self._fits([SYSTEM, USER, SYSTEM])):
+            self._forms.append(joined)
+
+    def _fits(self, chat: Sequence[Json]) -> bool:
+        try:
+            self.text(chat, [])
+        except ApiError:
+            return False
+        return True
+
+    def _opening_of_calls(self) -> str | None:
+        """What the template writes between the head of a reply and the name of its first call."""
+        try:
+            head = self.text([USER], [])
+            call = self.text([USER, self.marked({}, 0, calls=True)], [], generation=False)
+        except ApiError:
             return None
-        if len(parts) != 2:
-            return None
-        ids = self._ids(parts[1])
-        if last_id in self._special and last_id in ids:
-            end = ids.index(last_id)
-            if not self.tokenizer.decode(ids[:end]).strip():
-                return ids[end + 1 :]
-        return ids
+        place = call.find(self.name_of(0))
+        return call[len(head) : place] if place >= 0 and call.startswith(head) else None
 
     def _check_tools(self, tools: Sequence[Json]) -> None:
         if tools and self.tool_format is None:
             why = "names no call format known here" if self.has_tools else "has none"
             raise bad_request(f"`tools` need a model whose chat template has tools, but this one {why}", param="tools")
 
-    def _text(self, chat: Sequence[Json], tools: Sequence[Json]) -> str:
+    def text(self, chat: Sequence[Json], tools: Sequence[Json], *, generation: bool = True) -> str:
+        """The chat as the template writes it."""
+        if self._spelled:
+            chat, tools = spelled(chat, tools), ()
+        for form in self._forms:
+            chat = form(chat)
+        return self._raw(chat, tools, generation=generation)
+
+    def _raw(self, chat: Sequence[Json], tools: Sequence[Json], *, generation: bool = True) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(
-                list(chat), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+                list(chat), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation
             )
         except Exception as error:  # templates are programs of the model's authors: they raise what they like
             raise bad_request(f"the model's chat template refuses these messages: {error}", param="messages") from error
@@ -110,76 +214,218 @@ class Renderer:
             raise bad_request(f"messages are Unicode text, but these hold half a character: {error}") from error
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def ids_of(self, text: str) -> tuple[int, ...]:
+        """The ids of a text of the template."""
+        return self._ids(text)
 
-def thread_key(key: bytes, reply: Json) -> bytes:
-    """The key of the messages of `key` followed by this reply, as a later request will hold them."""
-    return _chained(key, clean(reply, 0))
+    # ---- replies that stand in a rendered chat as marks ----
 
+    def name_of(self, place: int) -> str:
+        """The mark of the reply at this place."""
+        return f"{self._mark}r{place}z"
 
-def clean(message: Any, place: int) -> Json:
-    """The message as templates want it: plain text content, arguments as objects, no keys beyond the chat's own.
+    def thought_of(self, place: int) -> str:
+        """The mark of its reasoning."""
+        return f"{self._mark}t{place}z"
 
-    Raises:
-        ApiError: it is no message, or holds what cannot be read as text (400).
-    """
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise bad_request(f"each message is an object with a role, but messages[{place}] is not", param="messages")
-    role = "system" if message["role"] == "developer" else message["role"]
-    out: Json = {"role": role, "content": _content(message.get("content"), place)}
-    if calls := message.get("tool_calls"):
-        out["tool_calls"] = [_call(call, place) for call in calls]
-    kept = ("tool_call_id", "name", "reasoning_content")
-    return out | {key: message[key] for key in kept if isinstance(message.get(key), str)}
+    def marked(self, message: Json, place: int, *, calls: bool = False) -> Json:
+        """A reply whose text, or whose call's name, is its mark."""
+        if calls or (self._calls_needed and message.get("tool_calls")):
+            tool_id = message["tool_calls"][0]["id"] if message.get("tool_calls") else "abcdefghi"
+            return {"role": "assistant", "content": "", "tool_calls": [_call_of(self.name_of(place), tool_id)]}
+        return {"role": "assistant", "content": self.name_of(place)}
 
+    def split(self, text: str, chat: Sequence[Json], place: int) -> tuple[str, str] | None:
+        """The text before the reply that is marked at this place, and the text after it; `None` if it is not there."""
+        parts = text.split(self.name_of(place))
+        if len(parts) != 2:
+            return None
+        before, after = parts
+        if not (self._calls_needed and chat[place].get("tool_calls")):
+            return before, after
+        ends = [at for end in self._ends if (at := after.find(end)) >= 0]
+        opening = self._before_call
+        if opening is None or not ends or not before.endswith(opening):
+            return None
+        return before[: len(before) - len(opening)], after[min(ends) :]
 
-def _content(content: Any, place: int) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    where = f"messages[{place}].content"
-    if not isinstance(content, list):
-        raise bad_request(f"{where} is a string or a list of parts, but it is a {type(content).__name__}")
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
-            raise bad_request(
-                f"this model reads text alone, but {where} holds a part of type {kind!r}", param="messages"
-            )
-        texts.append(part[kind])
-    return "".join(texts)
+    def follows(self, text: str, last_id: int) -> tuple[int, ...]:
+        """Ids of a text that follows a reply. Where the reply ends with the token that closes it, it is not repeated."""
+        ids = self._ids(text)
+        if last_id in self._special and last_id in ids:
+            end = ids.index(last_id)
+            if not self.tokenizer.decode(ids[:end]).strip():
+                return ids[end + 1 :]
+        return ids
 
+    def visible(self, known: Known) -> tuple[int, ...] | None:
+        """The ids of its reply after its reasoning; `None` where no token ends with the reasoning."""
+        ids = known.reply_ids
+        for count in range(1, len(ids) + 1):
+            text = self.tokenizer.decode(list(ids[:count]), skip_special_tokens=True)
+            if THINK[1] in text:
+                break
+        else:
+            return None
+        while count < len(ids) and not self.tokenizer.decode([ids[count]]).strip():
+            count += 1
+        return ids[count:] if self.tokenizer.decode(list(ids[:count])).rstrip().endswith(THINK[1]) else None
 
-def _call(call: Any, place: int) -> Json:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise bad_request(f"each tool call is a function with a name, but one of messages[{place}] is not")
-    arguments = function.get("arguments", {})
-    if isinstance(arguments, str):
-        with suppress(ValueError):  # broken arguments are compared and rendered as they are
-            arguments = json.loads(arguments)
-    return {
-        "id": call.get("id", ""),
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
-
-
-def _keys(chat: Sequence[Json], tools: Sequence[Json]) -> list[bytes]:
-    """One key for each beginning of the chat, the empty one first."""
-    keys = [blake2b(_canonical(tools), digest_size=16).digest()]
-    for message in chat:
-        keys.append(_chained(keys[-1], message))
-    return keys
-
-
-def _chained(key: bytes, message: Json) -> bytes:
-    """Equal for messages that say the same: harnesses strip our text, rename calls and leave reasoning out."""
-    said = {name: value for name, value in message.items() if name not in ("tool_calls", "reasoning_content")}
-    if message["role"] == "assistant":
-        said["content"] = said["content"].strip()
-    said["calls"] = [call["function"] for call in message.get("tool_calls", ())]
-    return blake2b(key + _canonical(said), digest_size=16).digest()
+    def changed(self, known: Known, content: str) -> tuple[int, tuple[int, ...] | None]:
+        """(tokens of the changed spans, the reply with them exchanged), see `realigned`."""
+        old = known.message["content"]
+        return realigned(self.tokenizer, known.reply_ids, old, content, self._ids, limit=self._limit)
 
 
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True).encode()
+@dataclass(frozen=True)
+class _Found:
+    ids: tuple[int, ...]
+    link: Link = "root"
+    parent: str = ""
+    drift: int = 0
+    dropped_reasoning: bool = False
+    thought: frozenset[int] = frozenset()
+
+
+class _Continuing:
+    """The search for the turns that one request continues."""
+
+    def __init__(
+        self, renderer: Renderer, chat: list[Json], tools: Sequence[Json], keys: list[bytes], memory: Memory
+    ) -> None:
+        self.r, self.chat, self.tools, self.keys, self.memory = renderer, chat, tools, keys, memory
+        self.replies = [place for place, message in enumerate(chat) if message["role"] == "assistant"]
+        self.exact = {p: known for p in self.replies if (known := memory.continued(keys[p + 1], chat[p]))}
+        self.kept = self._reasoning_kept()
+
+    def found(self, opening: bytes) -> _Found:
+        """Ids and link of the prompt."""
+        usable = [p for p, known in self.exact.items() if known.thought <= self.kept]
+        base = max(usable, default=-1)
+        later = [place for place in self.replies if place > base]
+        before = self.exact[base].ids if base >= 0 else ()
+        known = self.exact.get(base)
+        drift, link = 0, "append"
+        if later and (changed := self._realigned(later[0])):
+            known, before, drift = changed
+            base, link, later = later[0], "realign", later[1:]
+        spliced = {p: other for p in later if (other := self._spliced(p))}
+        ids = self._ids(base, before, spliced)
+        if ids is None:
+            base, known, spliced, ids = -1, None, {}, self.r.ids_of(self.r.text(self.chat, self.tools))
+            later = self.replies
+        lost = [other for p in later if p not in spliced and (other := self._ours(p))]
+        if lost or known is None or any(p > base for p in self.exact):
+            known = known or next(iter(spliced.values()), None) or (lost[0] if lost else self.memory.opened(opening))
+            link = "fork" if known else "root"
+        thought = (known.thought if known and base >= 0 else frozenset()) | (self.kept & set(spliced))
+        return _Found(
+            ids,
+            link,  # type: ignore[arg-type]
+            known.turn_id if known else "",
+            drift + sum(len(other.reply_ids) for other in lost),
+            self._dropped(),
+            frozenset(thought),
+        )
+
+    def _reasoning_kept(self) -> set[int]:
+        """Places of replies that had reasoning, where the template writes it."""
+        if self.r.thinking is None:
+            return set()
+        ours = {p for p in self.replies if (known := self._same(p)) and "reasoning_content" in known.message}
+        if not ours:
+            return set()
+        marked = [m | {"reasoning_content": self.r.thought_of(p)} if p in ours else m for p, m in enumerate(self.chat)]
+        text = self.r.text(marked, self.tools)
+        return {p for p in ours if self.r.thought_of(p) in text}
+
+    def _same(self, place: int) -> Known | None:
+        """The turn whose reply stands here as it was sampled, whatever stood before it."""
+        if place in self.exact:
+            return self.exact[place]
+        known = self.memory.sampled(self.chat[place])
+        return known if known and _says(known.message) == _says(self.chat[place]) else None
+
+    def _ours(self, place: int) -> Known | None:
+        """The turn whose reply stands here, perhaps changed."""
+        asked = self.memory.asked(self.keys[place])
+        return self.memory.sampled(self.chat[place]) or (asked[-1] if asked else None)
+
+    def _spliced(self, place: int) -> tuple[int, ...] | None | Known:
+        return self._same(place)
+
+    def _realigned(self, place: int) -> tuple[Known, tuple[int, ...], int] | None:
+        """(turn, its ids with the changed spans exchanged, their tokens) where the reply here was changed a little."""
+        message = self.chat[place]
+        if self._same(place):
+            return None
+        for known in reversed(self.memory.asked(self.keys[place])):
+            if said_calls(known.message) == said_calls(message) and known.thought <= self.kept | {place}:
+                drift, ids = self.r.changed(known, message["content"])
+                if ids is not None:
+                    return known, known.ids[: known.start] + ids, drift
+        return None
+
+    def _dropped(self) -> bool:
+        """Whether an earlier reply's reasoning is not in the request, or not in the prompt."""
+        had = [p for p in self.replies if (known := self._same(p)) and "reasoning_content" in known.message]
+        return any("reasoning_content" not in self.chat[p] or p not in self.kept for p in had)
+
+    def _ids(self, base: int, before: tuple[int, ...], spliced: dict[int, Known]) -> tuple[int, ...] | None:
+        """`before`, then what follows the reply at `base`, with the sampled ids of later replies; `None`: it cannot be."""
+        places = [base, *spliced] if base >= 0 else list(spliced)
+        if not places:
+            return self.r.ids_of(self.r.text(self.chat, self.tools))
+        marked = [self._marked(p, p in places, p in spliced) for p in range(len(self.chat))]
+        try:
+            rest = self.r.text(marked, self.tools)
+        except ApiError:  # some templates refuse a tool's answer where no call stands before it
+            return None
+        ids, last = before, before[-1] if before else -1
+        for place in places:
+            parts = self.r.split(rest, self.chat, place)
+            if parts is None:
+                return None
+            head, rest = parts
+            if place == base:
+                continue
+            sampled = self._sampled(place, spliced[place])
+            if sampled is None:
+                return None
+            if place in self.kept and self.r.thinking:
+                at = head.rfind(self.r.thought_of(place))
+                cut = at if self.r.text([USER], []).rstrip().endswith(THINK[0]) else head.rfind(THINK[0], 0, at)
+                head = head[:cut]
+            ids += (self.r.follows(head, last) if ids else self.r.ids_of(head)) + sampled
+            last = ids[-1]
+        return ids + self.r.follows(rest, last)
+
+    def _marked(self, place: int, marked: bool, spliced: bool) -> Json:
+        message = self.chat[place]
+        if not marked:
+            return message
+        thought = {"reasoning_content": self.r.thought_of(place)} if spliced and place in self.kept else {}
+        return self.r.marked(message, place) | thought
+
+    def _sampled(self, place: int, known: Known) -> tuple[int, ...] | None:
+        if "reasoning_content" not in known.message or place in self.kept:
+            return known.reply_ids
+        return self.r.visible(known)
+
+
+def _says(message: Json) -> bytes:
+    return chained(b"", message)
+
+
+def _said(text: str) -> Json:
+    return {"role": "assistant", "content": text}
+
+
+def _call_of(name: str, call_id: str) -> Json:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {}}}
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return sha256(text.encode("utf-8", "replace")).hexdigest()
