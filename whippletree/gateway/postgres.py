@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from whippletree.gateway.store import Store, StoreError
@@ -36,12 +36,12 @@ class PostgresStore(Store):
             ) from error
         self.errors = (psycopg.Error,)
         try:
-            writer = _Link(address)
-            writer.execute("SELECT pg_advisory_lock(?)", (ONE_AT_A_TIME,))
-            self._start(writer, lambda: _Link(address), writer.name)
-            writer.execute("SELECT pg_advisory_unlock(?)", (ONE_AT_A_TIME,))
-        except psycopg.OperationalError as error:
+            lock = _Link(address)
+        except psycopg.Error as error:
             raise StoreError(f"the PostgreSQL database cannot be reached: {error}") from error
+        with closing(lock):  # which lets others in
+            lock.execute("SELECT pg_advisory_lock(?)", (ONE_AT_A_TIME,))
+            self._start(lambda: _Link(address), lock.name)
 
     def _read(self, sql: str, values: Sequence[Any]) -> list[Any]:
         assert isinstance(self._reader, _Link)

@@ -12,12 +12,13 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from whippletree.gateway.rows import COLUMNS, Database, Recent, SessionRow, prepare, stamp, turns_of
+from whippletree.gateway.sqlite import File
 from whippletree.types import Blame, Ending, Json, Rollout, Task, Turn
 
 LATEST = "attempt = (SELECT MAX(attempt) FROM rollouts AS other WHERE other.id = rollouts.id)"
@@ -56,6 +57,7 @@ class Store:
     write past it fails as on a full disk.
 
     Raises:
+        StoreError: the file cannot be opened, or is no SQLite file.
         ValueError: a newer version wrote the file. One that an older version wrote is brought up to date.
     """
 
@@ -63,19 +65,21 @@ class Store:
 
     def __init__(self, path: str | Path, *, max_pages: int | None = None) -> None:
         self.path = Path(path)
-        writer = _File.at(self.path)
-        self._start(writer, lambda: _File.at(self.path), str(path))
+        self._start(lambda: File.at(self.path), str(path))
         if max_pages is not None:
-            writer.execute(f"PRAGMA max_page_count = {int(max_pages)}")
+            self._writer.execute(f"PRAGMA max_page_count = {int(max_pages)}")
 
-    def _start(self, writer: Database, reader: Callable[[], Database], name: str) -> None:
+    def _start(self, connect: Callable[[], Database], name: str) -> None:
         self.name = name  # for people
-        try:
-            prepare(writer, name)
-        except BaseException:
-            writer.close()
-            raise
-        self._writer, self._reader = writer, reader()
+        with ExitStack() as opened:
+            try:
+                self._writer = connect()
+                opened.callback(self._writer.close)
+                prepare(self._writer, name)
+                self._reader = connect()
+            except self.errors as error:
+                raise StoreError(f"{name} cannot be opened as a store: {error}") from error
+            opened.pop_all()
         self._recent = Recent()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="store", daemon=True)
@@ -230,15 +234,20 @@ class Store:
             )
         return None
 
-    def each(self, *, group: str | None = None, prefix: str = "") -> Iterator[Rollout]:
-        """Every ended rollout of this group (default: of all) whose id starts with `prefix`, in the order of ids."""
+    def ids(self, *, group: str | None = None, prefix: str = "") -> list[str]:
+        """Ids of the ended rollouts of this group (default: of all) that start with `prefix`, in order."""
         of_group, values = ("", ()) if group is None else (' AND "group" = ?', (group,))
         rows = self._read(
             "SELECT id FROM rollouts WHERE state = 'ended' AND substr(id, 1, ?) = ? "
             f"AND {LATEST}{of_group} ORDER BY id",
             (len(prefix), prefix, *values),
         )
-        return (rollout for (name,) in rows if (rollout := self.rollout(name)) is not None)
+        return [name for (name,) in rows]
+
+    def each(self, *, group: str | None = None, prefix: str = "") -> Iterator[Rollout]:
+        """The rollouts of `ids`, one at a time."""
+        names = self.ids(group=group, prefix=prefix)
+        return (rollout for name in names if (rollout := self.rollout(name)) is not None)
 
     def finished(self, *, group: str | None = None, prefix: str = "") -> list[Rollout]:
         """What `each` gives, all at once."""
@@ -316,6 +325,8 @@ class Store:
     def _explained(self, error: Exception) -> Exception:
         if not isinstance(error, self.errors):
             return error
+        if "IntegrityError" in {kind.__name__ for kind in type(error).__mro__}:  # of whichever database
+            return StoreError(f"an id is used once, but {self.name} has it already: {error}. Nothing of it was kept")
         return StoreError(
             f"a call must be on disk before it is answered, but {self.name} could not be written: {error}. "
             f"Nothing of it was kept; free space there (or repair the disk) and try again."
@@ -334,25 +345,6 @@ def open_store(address: str | Path) -> Store:
 
         return PostgresStore(str(address))
     return Store(address)
-
-
-class _File(sqlite3.Connection):
-    """A connection to a SQLite file."""
-
-    @classmethod
-    def at(cls, path: Path) -> _File:
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30, factory=cls)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA foreign_keys = ON")
-        return db
-
-    def begin(self) -> None:
-        self.execute("BEGIN IMMEDIATE")
-
-    def undo(self) -> bool:
-        self.rollback()  # does nothing where SQLite ended the transaction by itself, as after some errors
-        return True
 
 
 def _open(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -18,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.postgres import postgres  # noqa: F401 - a fixture
-from whippletree.gateway.rows import STEPS, SessionRow, stamp
+from whippletree.gateway.rows import SessionRow, stamp
 from whippletree.gateway.store import Store, StoreError, open_store
 from whippletree.types import Rollout, Task, Turn
 
@@ -157,7 +155,7 @@ async def test_a_rollout_that_ended_elsewhere_is_kept_once(store: Store):
     assert store.finished() == [other]
     with pytest.raises(ValueError, match="has another one named 'r'"):
         await store.add_rollout(replace(other, rewards={"x": 1.0}))
-    with pytest.raises(StoreError, match=r"(?i)unique"):  # the ids of its turns are there
+    with pytest.raises(StoreError, match=r"(?is)an id is used once, but .*unique"):  # the ids of its turns
         await store.add_rollout(replace(other, id="s"))
     assert store.finished() == [other]
 
@@ -361,7 +359,7 @@ async def test_every_acknowledged_turn_survives_kill_9_exactly_once(place: str, 
     assert all(t == said(int(name.split(".")[2]), name=name) for name, t in kept.items())
 
 
-# ---- the schema, and a disk that is full ------------------------------------------------------------------------
+# ---- places that cannot be written -------------------------------------------------------------------------------
 
 
 async def test_a_newer_schema_is_refused(place: str, store: Store):
@@ -370,42 +368,24 @@ async def test_a_newer_schema_is_refused(place: str, store: Store):
         open_store(place)
 
 
-def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path):
-    old = sqlite3.connect(tmp_path / "turns.sqlite")
-    old.executescript(f"CREATE TABLE schema(version INTEGER NOT NULL); INSERT INTO schema VALUES (1); {STEPS[0]}")
-    task = json.dumps(TASK.to_json())
-    old.execute(
-        'INSERT INTO rollouts(id, attempt, "group", task, state, ending, secret_hash, opened) '
-        "VALUES ('r', 0, 'g', ?, 'ended', 'done', 'hash', '2026-01-01T00:00:00.000Z')",
-        (task,),
-    )
-    packed = bytes.fromhex("789cabae050001750079ff")  # zlib of {}: checked below
-    old.execute(
-        "INSERT INTO turns VALUES ('a', 'r', 0, 0, x'0500000006000000', x'07000000', x'000000000000e0bf', 4, 'stop', "
-        "1.0, 1.0, ?, ?)",
-        (packed, packed),
-    )
-    old.commit()
-    old.close()
-    expected = Turn("a", (5, 6), (7,), (-0.5,), 4, "stop")  # e0bf is the end of -0.5 as a double
-    for _ in range(2):  # and what was brought up to date is opened as it is
-        store = open_store(tmp_path / "turns.sqlite")
-        assert store.finished() == [Rollout("r", TASK, "g", turns=(expected,))]
-        assert store.session_of("hash") == SessionRow("r", 0, "g", TASK, {}, "ended", "2026-01-01T00:00:00.000Z")
-        assert store.undelivered("r", 0) == set()  # nobody noted it, so nothing is said
-        store.close()
-
-
-async def test_a_change_of_schema_that_is_cut_off_leaves_the_file_as_it_was(tmp_path: Path):
-    old = sqlite3.connect(tmp_path / "turns.sqlite")
-    old.executescript(f"CREATE TABLE schema(version INTEGER NOT NULL); INSERT INTO schema VALUES (1); {STEPS[0]}")
-    old.execute("CREATE TABLE events(x)")  # the last statement of the step fails on it
-    old.commit()
-    with pytest.raises(sqlite3.OperationalError, match="events already exists"):
-        open_store(tmp_path / "turns.sqlite")
-    assert "settings" not in [row[1] for row in old.execute("PRAGMA table_info(rollouts)")]
-    old.execute("DROP TABLE events")
-    old.close()
-    store = open_store(tmp_path / "turns.sqlite")
-    assert await opened(store) == 0
+async def test_on_a_full_disk_a_write_is_refused_and_what_was_written_stays(tmp_path: Path):
+    store = Store(tmp_path / "turns.sqlite", max_pages=30)
+    attempt = await opened(store)
+    kept = []
+    with pytest.raises(StoreError, match=r"full. Nothing of it was kept; free space there"):
+        for number in range(1000):
+            await store.add_turn("r", attempt, turn(str(number), tokens=1000))
+            kept.append(str(number))
+    assert [t.id for t in store.turns("r")] == kept
+    assert kept
     store.close()
+
+
+def test_a_file_that_is_no_store_is_refused_and_left_as_it_is(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("buy milk, and then some more milk; " * 20)
+    with pytest.raises(StoreError, match=r"notes.txt cannot be opened as a store: file is not a database"):
+        open_store(tmp_path / "notes.txt")
+    with pytest.raises(StoreError, match=r"nowhere/turns.sqlite cannot be opened as a store: unable to open"):
+        open_store(tmp_path / "nowhere" / "turns.sqlite")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt"]
+    assert (tmp_path / "notes.txt").read_text().startswith("buy milk")
