@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from whippletree.config import SamplingSection
+from whippletree.gateway.budget import Budget
 from whippletree.gateway.sessions import SamplingDefaults, Session, Sessions
 from whippletree.gateway.store import Store, StoreError
 from whippletree.harness.outcome import Harness, Outcome, failure
@@ -154,7 +155,7 @@ class Collector:
         defaults = SamplingDefaults(temperature=temperature, max_tokens=self.sampling.reply_tokens)
         self._ran = True
         session = await self.sessions.open(
-            name, group=group, task=task, stream=name, defaults=defaults, max_turns=self.sampling.turns
+            name, group=group, task=task, stream=name, defaults=defaults, budget=Budget(turns=self.sampling.turns)
         )
         try:
             outcome = await self.harness.run(task, base_url=f"{self.server}/v1", api_key=session.secret)

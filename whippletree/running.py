@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from whippletree import config
 from whippletree.build import Parts, Policy, build, gateway
+from whippletree.gateway.budget import Budget
 from whippletree.loop import Loop, evaluation
 from whippletree.models.pretrained import load
 from whippletree.report.curve import write_curve
@@ -195,7 +196,7 @@ async def serve_model(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with gateway(policy, store, name=Path(model).name, host=host, port=port) as served:
-        session = await served.sessions.open(name, group=name, task=Task(id=name), stream=name, max_turns=1 << 30)
+        session = await served.sessions.open(name, group=name, task=Task(id=name), stream=name, budget=Budget(turns=1 << 30))
         try:
             console.print(
                 f"serving {model} in {loaded.dtype}; every call goes to {store}; Ctrl-C ends it", highlight=False

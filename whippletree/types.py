@@ -211,6 +211,11 @@ class Engine(Protocol):
     context: int  # most tokens of prompt and reply together
     version: int  # of the weights now in use
 
+    @property
+    def paused(self) -> bool:
+        """Whether new replies are held back."""
+        ...
+
     def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Piece, None]: ...
 
     async def pause(self) -> None:

@@ -49,6 +49,11 @@ class ScriptedEngine:
         """The text of each prompt that came, special tokens included."""
         return [self._tokenizer.decode(list(ids)) for ids, _ in self.calls]
 
+    @property
+    def paused(self) -> bool:
+        """Whether new replies are held back."""
+        return not self._open.is_set()
+
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Piece, None]:
         """The next scripted reply, piece by piece.
 

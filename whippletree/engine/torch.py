@@ -144,6 +144,11 @@ class TorchEngine:
         finally:
             reply.cancelled = True
 
+    @property
+    def paused(self) -> bool:
+        """Whether new replies are held back."""
+        return self._held.is_set()
+
     async def pause(self) -> None:
         """Let running replies end and hold new ones back; returns when nothing runs. Forgets keys and values."""
         self._held.set()

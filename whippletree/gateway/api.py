@@ -42,11 +42,13 @@ class Api:
     """One API. `ask_of(request, default_model)` raises an `ApiError` for what cannot be read or honoured (400)."""
 
     name: str
+    path: str  # after the version: "chat/completions"
     ask_of: Callable[[Json, str], Ask]
     reply: Callable[[Call], Json]  # in one piece
     kept: Callable[[Call, Choice], Json]  # what of a choice's reply stands with its turn
     events: Callable[[Call], Events]
     error_body: Callable[[ApiError], Json]
+    counted: Callable[[int], Json] | None = None  # the answer at PATH/count_tokens, of a prompt of so many tokens
 
 
 def event(data: Json, *, name: str = "") -> bytes:

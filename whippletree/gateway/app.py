@@ -1,9 +1,14 @@
-"""The gateway's HTTP side: who may call, how large a request may be, and how a reply leaves."""
+"""The gateway's HTTP side: who may call, how large a request may be, and how a reply leaves.
+
+Every API is served below any path prefix, as harnesses keep what their base URL holds: `/r/KEY` in it names the rollout.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+from dataclasses import replace
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -12,15 +17,21 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from whippletree.gateway import chat
+from whippletree.gateway.api import Api
 from whippletree.gateway.calls import Call, Choice, Gateway
 from whippletree.gateway.errors import ApiError
+from whippletree.gateway.fields import json_object
+from whippletree.gateway.parts import Part
 from whippletree.gateway.render import Renderer
 from whippletree.gateway.sessions import Sessions
 from whippletree.gateway.store import Store
 from whippletree.types import Engine, Json
 
-KEEPALIVE = 15.0  # seconds of silence in a stream before an empty delta is sent
+APIS = (chat.API,)
+KEEPALIVE = 15.0  # seconds of silence in a stream before an event that changes nothing is sent
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+KEY = re.compile(r"/r/([^/]+)(?=/)")
+MODELS = re.compile(r".*/models(?:/(?P<name>.+))?")
 
 
 def create_app(
@@ -32,20 +43,15 @@ def create_app(
     model_name: str,
     max_request_bytes: int = 32 * 2**20,
     keepalive: float = KEEPALIVE,
+    hold: float = 60.0,
 ) -> FastAPI:
-    """The app that answers calls of the open rollouts of `sessions` with replies of `engine`, kept in `store`."""
-    gateway = Gateway(engine, renderer, store, model_name)
+    """The app that answers calls of the open rollouts of `sessions` with replies of `engine`, kept in `store`.
+
+    A stream is sent a sign of life after `keepalive` seconds of silence. A call waits up to `hold` seconds while
+    weights change, and is then answered 503.
+    """
+    gateway = Gateway(engine, renderer, store, model_name, hold)
     app = FastAPI(title="whippletree", openapi_url=None, docs_url=None, redoc_url=None)
-
-    async def chat_completions(request: Request) -> Response:
-        session = sessions.find(_secret(request))
-        ask = chat.ask_of(await _body(request, max_request_bytes), default_model=model_name)
-        return CallResponse(Call(gateway, session, ask), keepalive=keepalive)
-
-    async def models(request: Request) -> Response:
-        sessions.find(_secret(request))
-        row = {"id": model_name, "object": "model", "created": 0, "owned_by": "whippletree"}
-        return _json(200, {"object": "list", "data": [row]})
 
     async def healthz(request: Request) -> Response:
         return _json(200, {"status": "ok", "version": engine.version})
@@ -53,12 +59,34 @@ def create_app(
     async def root(request: Request) -> Response:
         return Response(status_code=200)
 
-    for prefix in ("", "/r/{secret}"):
-        app.add_route(f"{prefix}/v1/chat/completions", chat_completions, methods=["POST"])
-        app.add_route(f"{prefix}/v1/models", models, methods=["GET"])
+    async def called(request: Request) -> Response:
+        """A call, a count of tokens, or the list of models."""
+        api = _api_of(request.url.path)
+        try:
+            if api is None:
+                sessions.find(_secret(request))
+                return _models(model_name, MODELS.fullmatch(request.url.path))
+            if request.method != "POST":
+                raise ApiError(405, f"{request.method} is not served at this path; use POST")
+            session = sessions.find(_secret(request))
+            ask = api.ask_of(json_object(await _body(request, max_request_bytes)), model_name)
+            if request.url.path.rstrip("/").endswith("/count_tokens"):
+                assert api.counted
+                return _json(200, api.counted(gateway.counted(ask)))
+        except ApiError as error:
+            return _error(error, api or chat.API)
+        ask = replace(ask, headers={name.lower(): value for name, value in request.headers.items()})
+        return CallResponse(Call(gateway, session, ask, api=api.name), api, keepalive=keepalive)
+
+    async def any_path(request: Request) -> Response:
+        known = _api_of(request.url.path) or (request.method == "GET" and MODELS.fullmatch(request.url.path))
+        if known:
+            return await called(request)
+        return _error(ApiError(404, f"Not Found: {request.method} is not served at this path"), chat.API)
+
     app.add_route("/healthz", healthz, methods=["GET"])
-    app.add_route("/", root, methods=["HEAD"])
-    app.add_exception_handler(ApiError, _api_error)
+    app.add_route("/", root, methods=["GET", "HEAD"])
+    app.add_route("/{path:path}", any_path, methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _own_fault)
@@ -71,14 +99,14 @@ class CallResponse(Response):
     A client that goes away, or a rollout that is closed, ends the sampling.
     """
 
-    def __init__(self, call: Call, *, keepalive: float) -> None:
-        self.call, self.keepalive, self.background = call, keepalive, None
-        self._chunks, self._queue = chat.Chunks(call), asyncio.Queue[bytes]()
+    def __init__(self, call: Call, api: Api, *, keepalive: float) -> None:
+        self.call, self.api, self.keepalive, self.background = call, api, keepalive, None
+        self._events, self._queue, self._begun = api.events(call), asyncio.Queue[bytes](), False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer this request (ASGI)."""
-        streams, running = self.call.ask.stream, self.call.session.running
-        run = asyncio.create_task(self.call.run(chat.kept, self._hear if streams else None))
+        streams, running, whole = self.call.ask.stream, self.call.session.running, False
+        run = asyncio.create_task(self.call.run(lambda _, choice: self._kept(choice), self._hear if streams else None))
         running.add(run)
         run.add_done_callback(running.discard)
         run.add_done_callback(lambda _: self._queue.put_nowait(b""))
@@ -88,15 +116,17 @@ class CallResponse(Response):
             data = await self._next() if streams else b""
             error = None if data else await _error_of(run)
             if error:
-                await _error(error)(scope, receive, send)
+                await _error(error, self.api)(scope, receive, send)
             elif streams:
                 await self._stream(data, run, send)
             else:
-                await _json(200, chat.completion(self.call, self.call.choices))(scope, receive, send)
+                await _json(200, self.api.reply(self.call))(scope, receive, send)
+            whole = not (run.cancelled() or run.exception() or watch.done())
         finally:
             watch.cancel()
             run.cancel()
             await asyncio.wait({run})  # so that an abandoned turn is on disk before the server may end
+            self.call.delivered(whole)
 
     async def _stream(self, data: bytes, run: asyncio.Task[None], send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": SSE})
@@ -104,19 +134,28 @@ class CallResponse(Response):
             await send({"type": "http.response.body", "body": data, "more_body": True})
             data = await self._next()
         error = await _error_of(run)
-        last = chat.event(chat.error_body(error)) if error else self._chunks.ends()
+        last = self._events.fails(error) if error else self._first() + self._events.ends()
         await send({"type": "http.response.body", "body": last})
 
-    def _hear(self, choice: Choice, parts: list[str | Json]) -> None:
-        self._queue.put_nowait(self._chunks.delta(choice, parts))
+    def _kept(self, choice: Choice) -> Json:
+        return self.api.kept(self.call, choice)
+
+    def _hear(self, choice: Choice, parts: list[Part]) -> None:
+        self._queue.put_nowait(self._first() + self._events.delta(choice, parts))
+
+    def _first(self) -> bytes:
+        begun, self._begun = self._begun, True
+        return b"" if begun else self._events.begins()
 
     async def _next(self) -> bytes:
         """The next events; b"" when the call has run."""
-        try:
-            async with asyncio.timeout(self.keepalive):
-                return await self._queue.get()
-        except TimeoutError:
-            return self._chunks.alive()
+        while True:
+            try:
+                async with asyncio.timeout(self.keepalive):
+                    return await self._queue.get()
+            except TimeoutError:
+                if self.call.sampling:  # until then it may yet be refused with a status
+                    return self._first() + self._events.alive()
 
 
 async def _gone(receive: Receive) -> None:
@@ -133,6 +172,16 @@ async def _error_of(run: asyncio.Task[None]) -> ApiError | None:
     if error is None or isinstance(error, ApiError):
         return error
     raise error
+
+
+def _api_of(path: str) -> Api | None:
+    """The API that is served at this path, whatever its prefix."""
+    path = path.rstrip("/")
+    for api in APIS:
+        ends = [f"/{api.path}"] + ([f"/{api.path}/count_tokens"] if api.counted else [])
+        if any(path.endswith(end) for end in ends):
+            return api
+    return None
 
 
 async def _body(request: Request, limit: int) -> bytes:
@@ -157,10 +206,22 @@ async def _body(request: Request, limit: int) -> bytes:
 
 def _secret(request: Request) -> str | None:
     """The caller's key: from the path, else `Authorization: Bearer`, else `x-api-key`."""
-    if "secret" in request.path_params:
-        return str(request.path_params["secret"])
+    if found := KEY.search(request.url.path):
+        return found[1]
     kind, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key")
+    if kind.lower() == "bearer":
+        return key.strip()
+    return request.headers.get("x-api-key") or request.headers.get("x-goog-api-key")
+
+
+def _models(name: str, path: re.Match[str] | None) -> Response:
+    """The list of models, or the one that was asked for: any name is the policy's. Both vendors' fields stand in it."""
+    asked = path["name"] if path else None
+    row = {"id": asked or name, "object": "model", "created": 0, "owned_by": "whippletree"}
+    row |= {"type": "model", "display_name": asked or name, "created_at": "1970-01-01T00:00:00Z"}
+    if asked:
+        return _json(200, row)
+    return _json(200, {"object": "list", "data": [row], "has_more": False, "first_id": name, "last_id": name})
 
 
 def _json(status: int, body: Json, headers: dict[str, str] | None = None) -> Response:
@@ -168,24 +229,20 @@ def _json(status: int, body: Json, headers: dict[str, str] | None = None) -> Res
     return Response(content, status, headers, media_type="application/json")
 
 
-def _error(error: ApiError) -> Response:
+def _error(error: ApiError, api: Api) -> Response:
     headers = {"retry-after": str(error.retry_after)} if error.retry_after else None
-    return _json(error.status, chat.error_body(error), headers)
-
-
-def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError), error
-    return _error(error)
+    return _json(error.status, api.error_body(error), headers)
 
 
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
-    return _error(ApiError(error.status_code, f"{error.detail}: {request.method} is not served at this path"))
+    return _error(ApiError(error.status_code, f"{error.detail}: {request.method} is not served at this path"), chat.API)
 
 
 def _own_fault(request: Request, error: Exception) -> Response:
     """Our own bug: the client gets the API's shape, and the server's log the traceback."""
-    return _error(ApiError(500, f"the gateway failed: {type(error).__name__}: {error}", code="server_error"))
+    api = _api_of(request.url.path) or chat.API
+    return _error(ApiError(500, f"the gateway failed: {type(error).__name__}: {error}", code="server_error"), api)
 
 
 def _client_gone(request: Request, error: Exception) -> Response:

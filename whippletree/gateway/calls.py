@@ -73,7 +73,7 @@ class Call:
         self.gateway, self.session, self.ask, self.api = gateway, session, ask, api
         self.id = secrets.token_hex(12)
         self.created = int(time.time())
-        self.prompt = Prompt((), b"", "root")
+        self.prompt = Prompt((), b"")
         self.choices: list[Choice] = []
         self.sampling = False  # the engine has it
         self.temperature = session.defaults.temperature if ask.temperature is None else ask.temperature
@@ -145,8 +145,7 @@ class Call:
         parent = session.memory.thread_of(prompt.parent) if prompt.parent else None
         speaker = Speaker.of(self.ask.messages, self.ask.tools, self.ask.model)
         self._thread, who = session.threads.name(speaker, self.ask.headers, parent)
-        noted = {"api": self.api, "key": prompt.key.hex(), "step": step, "who": who, "parent": prompt.parent}
-        noted |= {"drift": prompt.drift, "dropped_reasoning": prompt.dropped_reasoning, "forced": prompt.forced}
+        noted = {"api": self.api, "step": step, "who": who, **prompt.noted()}
         noted |= {"idempotency": attempt.idempotency, "tools": self.gateway.renderer.digest_of_tools(self.ask.tools)}
         if earlier is not None:
             again = earlier.state == "abandoned"
@@ -272,7 +271,7 @@ class Call:
 
     def _turn(self, choice: Choice, form: Form) -> Turn:
         info = {**self._noted, "number": choice.number, **choice.noted(self.ask.tools)}
-        info = {name: value for name, value in info.items() if value or name in ("number", "parts")}
+        info = {name: value for name, value in info.items() if value or name in ("number", "parts", "place")}
         return Turn(
             id=choice.turn_id,
             prompt_ids=self.prompt.ids,

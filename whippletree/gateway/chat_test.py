@@ -7,12 +7,13 @@ import pytest
 
 from whippletree.gateway.chat import ask_of, error_body
 from whippletree.gateway.errors import ApiError
+from whippletree.gateway.fields import json_object
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def ask(**fields: Any) -> Any:
-    return ask_of(json.dumps({"messages": MESSAGES, **fields}).encode(), default_model="tiny")
+    return ask_of(json.loads(json.dumps({"messages": MESSAGES, **fields})), "tiny")
 
 
 def refusal(**fields: Any) -> ApiError:
@@ -26,7 +27,7 @@ def test_a_bare_request_leaves_everything_to_the_rollout():
     bare = ask()
     assert (bare.model, bare.messages, bare.n, bare.top_p, bare.stop) == ("tiny", tuple(MESSAGES), 1, 1.0, ())
     assert (bare.temperature, bare.max_tokens, bare.seed) == (None, None, None)
-    assert not (bare.stream or bare.logprobs or bare.token_ids or bare.usage_chunk)
+    assert not (bare.stream or any(bare.options.values()))
 
 
 def test_every_honoured_parameter_is_read():
@@ -36,7 +37,7 @@ def test_every_honoured_parameter_is_read():
     )  # fmt: skip
     assert (full.model, full.n, full.temperature, full.top_p, full.max_tokens) == ("any", 2, 0.0, 0.5, 7)
     assert (full.stop, full.seed) == (("x",), -3)
-    assert full.stream and full.usage_chunk and full.logprobs and full.token_ids
+    assert full.stream and full.options == {"usage_chunk": True, "logprobs": True, "token_ids": True}
     assert ask(max_tokens=7, max_completion_tokens=9).max_tokens == 9  # the newer name
     assert ask(stop=["a", "b"]).stop == ("a", "b")
 
@@ -46,6 +47,22 @@ def test_tools_are_left_out_where_none_may_be_called():
     assert ask(tools=tools, tool_choice="auto").tools == tuple(tools)
     assert ask(tools=tools, tool_choice="none").tools == ()
     assert ask(tools=[]).tools == ()
+
+
+def test_a_tool_may_be_required_or_named():
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert ask(tools=tools, tool_choice="required").tool_choice == "required"
+    named = {"type": "function", "function": {"name": "add"}}
+    assert ask(tools=tools, tool_choice=named).tool_choice == "add"
+    other = {"type": "function", "function": {"name": "sub"}}
+    for fields in ({"tool_choice": "required"}, {"tools": tools, "tool_choice": other}, {"tool_choice": named}):
+        assert refusal(**fields).param == "tool_choice"
+
+
+def test_tools_that_a_vendor_runs_are_left_out():
+    tools = [{"type": "web_search"}, {"type": "function", "function": {"name": "add"}}]
+    assert ask(tools=tools).tools == (tools[1],)
+    assert refusal(tools=[{"type": "function"}]).param == "tools"
 
 
 @pytest.mark.parametrize(
@@ -59,10 +76,6 @@ def test_tools_are_left_out_where_none_may_be_called():
         ("min_p", 0.1),
         ("top_logprobs", 3),
         ("response_format", {"type": "json_object"}),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "add"}}),
-        ("parallel_tool_calls", False),
-        ("reasoning_effort", "high"),
         ("stop_token_ids", [1]),
         ("chat_template_kwargs", {"enable_thinking": False}),
     ],
@@ -83,7 +96,7 @@ def test_the_values_that_ask_for_nothing_are_taken():
 
 
 def test_unknown_keys_are_harmless_and_kept():
-    fields = {"metadata": {"a": 1}, "user": "u", "store": True, "x-anything": [1]}
+    fields = {"metadata": {"a": 1}, "user": "u", "store": True, "x-anything": [1], "reasoning_effort": "high"}
     assert fields.items() <= ask(**fields).request.items()
 
 
@@ -122,7 +135,7 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: Any):
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[1]", b'"x"', b"[" * 100_000])
 def test_a_body_that_is_no_json_object_is_refused(body: bytes):
     with pytest.raises(ApiError, match="a request body is one JSON object") as caught:
-        ask_of(body, default_model="tiny")
+        json_object(body)
     assert caught.value.status == 400
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from whippletree.gateway.budget import Budget, Spent
 from whippletree.gateway.errors import ApiError, bad_request
 from whippletree.gateway.memory import Memory
-from whippletree.gateway.parts import Part, message_of
 from whippletree.gateway.retries import Steps
 from whippletree.gateway.store import Store
 from whippletree.gateway.threads import Threads
@@ -74,9 +73,7 @@ class Session:
         """Take in a turn that is on disk, so that later calls continue it. An abandoned one was not read by anyone."""
         self._known.add(turn.id)
         if turn.finish_reason != "abandoned":
-            message = message_of([Part(**row) for row in turn.info["parts"]])
-            key = bytes.fromhex(turn.info["key"])
-            self.memory.remember(turn.id, key, message, turn.prompt_ids, turn.reply_ids, turn.thread)
+            self.memory.remember(turn)
 
     def follow(self, store: Store) -> None:
         """Take in the turns that others kept: an earlier process, or another gateway."""
