@@ -196,7 +196,9 @@ async def serve_model(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with gateway(policy, store, name=Path(model).name, host=host, port=port) as served:
-        session = await served.sessions.open(name, group=name, task=Task(id=name), stream=name, budget=Budget(turns=1 << 30))
+        session = await served.sessions.open(
+            name, group=name, task=Task(id=name), stream=name, budget=Budget(turns=1 << 30)
+        )
         try:
             console.print(
                 f"serving {model} in {loaded.dtype}; every call goes to {store}; Ctrl-C ends it", highlight=False

@@ -171,8 +171,8 @@ def rollouts(draw: st.DrawFn) -> list[Rollout]:
         kept = tuple(draw(turns(f"{number}/{k}")) for k in range(draw(st.integers(0, 3))))
         rewards = draw(st.dictionaries(TEXTS, st.none() | st.floats(allow_nan=False), max_size=2))
         task = Task(draw(TEXTS), tuple(draw(st.lists(OBJECTS, max_size=2))), draw(OBJECTS))
-        ended = {"ending": draw(st.sampled_from(ENDINGS)), "blame": draw(st.sampled_from(BLAMES))}
-        said = {"reason": draw(TEXTS), "info": draw(OBJECTS)}
+        ended: dict[str, Any] = {"ending": draw(st.sampled_from(ENDINGS)), "blame": draw(st.sampled_from(BLAMES))}
+        said: dict[str, Any] = {"reason": draw(TEXTS), "info": draw(OBJECTS)}
         made.append(Rollout(str(number), task, draw(TEXTS), kept, rewards, **ended, **said))
     return made
 

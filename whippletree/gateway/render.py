@@ -351,7 +351,7 @@ class _Continuing:
         asked = self.memory.asked(self.keys[place])
         return self.memory.sampled(self.chat[place]) or (asked[-1] if asked else None)
 
-    def _spliced(self, place: int) -> tuple[int, ...] | None | Known:
+    def _spliced(self, place: int) -> tuple[int, ...] | Known | None:
         return self._same(place)
 
     def _realigned(self, place: int) -> tuple[Known, tuple[int, ...], int] | None:

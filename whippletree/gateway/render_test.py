@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from whippletree.gateway.errors import ApiError
-from whippletree.gateway.render import Renderer, thread_key
+from whippletree.gateway.memory import Memory
+from whippletree.gateway.render import Prompt, Renderer
+from whippletree.models.templates import family_tokenizer
 from whippletree.models.tiny import tiny_tokenizer
-from whippletree.types import Json
+from whippletree.types import Json, Turn
 
 TOKENIZER = tiny_tokenizer(tools=True)
 RENDERER = Renderer(TOKENIZER)
@@ -33,18 +35,56 @@ def text_of(ids: tuple[int, ...]) -> str:
     return str(TOKENIZER.decode(list(ids)))
 
 
+def remembered(memory: Memory, prompt: Prompt, reply: Json, reply_ids: tuple[int, ...], *, name: str = "1.0") -> Turn:
+    """The turn of this prompt and reply, which `memory` then knows."""
+    parts = [{"kind": "text", "text": reply["content"]}] if reply["content"] else []
+    parts += [{"kind": "call", "call": made} for made in reply.get("tool_calls", ())]
+    turn = Turn(
+        id=name,
+        prompt_ids=prompt.ids,
+        reply_ids=reply_ids,
+        reply_logps=(0.0,) * len(reply_ids),
+        version=0,
+        finish_reason="stop",
+        link=prompt.link,
+        info={**prompt.noted(), "parts": parts},
+    )
+    memory.remember(turn)
+    return turn
+
+
+def fresh(chat: list[Json], tools: Any = (), *, renderer: Renderer = RENDERER) -> Prompt:
+    """The prompt of a rollout that has no turns."""
+    return renderer.prompt(chat, tools, Memory())
+
+
+def continued(
+    first: list[Json],
+    reply: Json,
+    reply_ids: tuple[int, ...],
+    second: list[Json],
+    *,
+    tools: Any = (),
+    renderer: Renderer = RENDERER,
+) -> tuple[tuple[int, ...], Prompt]:
+    """(ids of the first prompt and its reply, prompt of the second request)"""
+    memory = Memory()
+    turn = remembered(memory, renderer.prompt(first, tools, memory), reply, reply_ids)
+    return turn.prompt_ids + turn.reply_ids, renderer.prompt(second, tools, memory)
+
+
 def after(
     first: list[Json], reply: Json, reply_ids: tuple[int, ...], second: list[Json], *, tools: tuple[Json, ...] = ()
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(ids of the first prompt and its reply, prompt ids of the second request)"""
-    ids, key = RENDERER.prompt(first, tools, {})
-    threads = {thread_key(key, reply): ids + reply_ids}
-    return ids + reply_ids, RENDERER.prompt(second, tools, threads)[0]
+    seen, prompt = continued(first, reply, reply_ids, second, tools=tools)
+    return seen, prompt.ids
 
 
 def test_a_first_prompt_is_the_template_with_the_generation_prompt():
-    ids, _ = RENDERER.prompt([{"role": "developer", "content": "be brief"}, user("hi")], (), {})
-    assert text_of(ids) == (
+    prompt = fresh([{"role": "developer", "content": "be brief"}, user("hi")])
+    assert (prompt.link, prompt.parent) == ("root", "")
+    assert text_of(prompt.ids) == (
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -56,9 +96,9 @@ def test_the_next_prompt_holds_the_exact_ids_of_the_turn_before():
     assert prompt[: len(seen)] == seen
     # the model sampled <|im_end|>; the template adds the line break after it and the new message
     assert text_of(prompt[len(seen) :]) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-    fresh, _ = RENDERER.prompt([user("hi"), assistant("user"), user("more")], (), {})
-    assert fresh != prompt  # a new rendering would have changed what was sampled
-    assert text_of(fresh) == text_of(prompt)
+    anew = fresh([user("hi"), assistant("user"), user("more")]).ids
+    assert anew != prompt  # a new rendering would have changed what was sampled
+    assert text_of(anew) == text_of(prompt)
 
 
 def test_a_reply_cut_by_length_is_closed_by_the_template():
@@ -97,13 +137,30 @@ def test_our_reply_is_known_again_however_the_harness_writes_it(back: Json):
 
 
 @pytest.mark.parametrize(
-    "back",
-    [assistant("user!"), assistant("use"), assistant("user", tool_calls=[call("{}")]), user("user")],
+    ("back", "drift"),
+    [
+        (assistant("user", tool_calls=[call("{}")]), 5),  # another call: all that was sampled is lost
+        (assistant("x" * 40), 5),
+        (user("user"), 0),  # no reply of ours stands in it
+    ],
 )
-def test_a_changed_reply_starts_anew(back: Json):
-    seen, prompt = after([user("hi")], assistant("user"), (*SPELLED, END), [user("hi"), back, user("more")])
-    assert prompt[: len(seen)] != seen
-    assert prompt == RENDERER.prompt([user("hi"), back, user("more")], (), {})[0]
+def test_a_changed_reply_starts_anew(back: Json, drift: int):
+    chat = [user("hi"), back, user("more")]
+    seen, prompt = continued([user("hi")], assistant("user"), (*SPELLED, END), chat)
+    assert prompt.ids[: len(seen)] != seen
+    assert prompt.ids == fresh(chat).ids
+    assert (prompt.link, prompt.parent, prompt.drift) == ("fork", "1.0", drift)
+
+
+@pytest.mark.parametrize(("text", "drift"), [("user!", 1), ("use", 1), ("u se r", 2)])
+def test_a_reply_that_came_back_a_little_changed_is_realigned(text: str, drift: int):
+    chat = [user("hi"), assistant(text), user("more")]
+    seen, prompt = continued([user("hi")], assistant("user"), (*SPELLED, END), chat)
+    start = len(seen) - 5
+    changed = tuple(TOKENIZER.convert_tokens_to_ids(list(text)))
+    assert prompt.ids[: start + len(text)] == seen[:start] + changed  # letter by letter, as it was sampled
+    assert prompt.ids[start + len(text)] == END
+    assert (prompt.link, prompt.parent, prompt.drift) == ("realign", "1.0", drift)
 
 
 def test_a_changed_first_message_starts_anew():
@@ -133,18 +190,18 @@ def test_broken_arguments_are_compared_as_they_are():
 
 def test_the_longest_earlier_turn_is_continued():
     one, two = [user("1")], [user("1"), assistant("user"), user("2")]
-    threads: dict[bytes, tuple[int, ...]] = {}
-    for chat in (one, two):
-        ids, key = RENDERER.prompt(chat, (), threads)
-        threads[thread_key(key, assistant("user"))] = (*ids, *SPELLED, END)
-    longest = threads[thread_key(key, assistant("user"))]
-    prompt, _ = RENDERER.prompt([*two, assistant("user"), user("3")], (), threads)
-    assert prompt[: len(longest)] == longest
+    memory, seen = Memory(), []
+    for name, chat in (("1", one), ("2", two)):
+        turn = remembered(memory, RENDERER.prompt(chat, (), memory), assistant("user"), (*SPELLED, END), name=name)
+        seen.append(turn.prompt_ids + turn.reply_ids)
+    prompt = RENDERER.prompt([*two, assistant("user"), user("3")], (), memory)
+    assert prompt.ids[: len(seen[1])] == seen[1]
+    assert (prompt.link, prompt.parent) == ("append", "2")
     # a branch off the first turn continues the first turn
-    branch, _ = RENDERER.prompt([*one, assistant("user"), user("other")], (), threads)
-    first = threads[thread_key(RENDERER.prompt(one, (), {})[1], assistant("user"))]
-    assert branch[: len(first)] == first
-    assert branch[: len(longest)] != longest
+    branch = RENDERER.prompt([*one, assistant("user"), user("other")], (), memory)
+    assert branch.ids[: len(seen[0])] == seen[0]
+    assert branch.ids[: len(seen[1])] != seen[1]
+    assert (branch.link, branch.parent) == ("append", "1")
 
 
 def test_several_messages_may_follow_a_reply():
@@ -155,29 +212,30 @@ def test_several_messages_may_follow_a_reply():
 
 
 def test_another_tool_list_starts_anew():
-    ids, key = RENDERER.prompt([user("hi")], TOOLS, {})
-    threads = {thread_key(key, assistant("user")): (*ids, *SPELLED, END)}
     chat = [user("hi"), assistant("user"), user("more")]
-    assert RENDERER.prompt(chat, TOOLS, threads)[0][: len(ids)] == ids
-    assert RENDERER.prompt(chat, (), threads) == RENDERER.prompt(chat, (), {})
+    memory = Memory()
+    turn = remembered(memory, RENDERER.prompt([user("hi")], TOOLS, memory), assistant("user"), (*SPELLED, END))
+    same, other = RENDERER.prompt(chat, TOOLS, memory), RENDERER.prompt(chat, (), memory)
+    assert same.ids[: len(turn.prompt_ids)] == turn.prompt_ids
+    assert (same.link, other.link) == ("append", "fork")
+    # what was sampled stands in it, in a new place
+    assert text_of(other.ids) == text_of(fresh(chat).ids)
+    assert other.ids[len(fresh([user("hi")]).ids) :][:4] == SPELLED
 
 
 def test_what_one_rollout_asked_never_changes_the_prompt_of_another():
     # both say the same to a reader of threads, but not to the template
     for text in ("a ", "a", " a"):
-        prompt, _ = RENDERER.prompt([user("hi"), assistant(text), user("more")], (), {})
-        assert f"assistant\n{text}<|im_end|>" in text_of(prompt)
+        prompt = fresh([user("hi"), assistant(text), user("more")])
+        assert f"assistant\n{text}<|im_end|>" in text_of(prompt.ids)
 
 
 def test_white_space_before_the_closing_token_is_part_of_the_closing():
     spaced = tiny_tokenizer()
     spaced.chat_template = spaced.chat_template.replace("'<|im_end|>\\n'", "' <|im_end|>\\n'")
-    renderer = Renderer(spaced)
-    ids, key = renderer.prompt([user("hi")], (), {})
-    seen = (*ids, *SPELLED, END)
     chat = [user("hi"), assistant("user"), user("more")]
-    prompt, _ = renderer.prompt(chat, (), {thread_key(key, assistant("user")): seen})
-    assert spaced.decode(list(prompt[len(seen) :])).startswith("\n<|im_start|>user\nmore")
+    seen, prompt = continued([user("hi")], chat[1], (*SPELLED, END), chat, renderer=Renderer(spaced))
+    assert spaced.decode(list(prompt.ids[len(seen) :])).startswith("\n<|im_start|>user\nmore")
 
 
 def test_a_template_that_hides_the_reply_is_rendered_anew():
@@ -185,24 +243,29 @@ def test_a_template_that_hides_the_reply_is_rendered_anew():
     hiding.chat_template = (
         "{% for m in messages %}{{ 'reply' if m.role == 'assistant' else m.content }}<|im_end|>{% endfor %}"
     )
-    renderer = Renderer(hiding)
-    ids, key = renderer.prompt([user("hi")], (), {})
     chat = [user("hi"), assistant("user"), user("more")]
-    prompt, _ = renderer.prompt(chat, (), {thread_key(key, assistant("user")): (*ids, *SPELLED, END)})
-    assert hiding.decode(list(prompt)) == "hi<|im_end|>reply<|im_end|>more<|im_end|>"
+    _, prompt = continued([user("hi")], chat[1], (*SPELLED, END), chat, renderer=Renderer(hiding))
+    assert hiding.decode(list(prompt.ids)) == "hi<|im_end|>reply<|im_end|>more<|im_end|>"
+    assert prompt.link == "fork"
 
 
-def test_a_template_that_wants_the_call_before_its_answer_is_rendered_anew():
-    strict = tiny_tokenizer(tools=True)
-    strict.chat_template = (
-        "{% if messages[2] and not messages[1].tool_calls %}{{ raise_exception('no call') }}{% endif %}"
-    ) + strict.chat_template
-    renderer = Renderer(strict)
-    ids, key = renderer.prompt([user("hi")], TOOLS, {})
-    reply = assistant(None, tool_calls=[call("{}")])
-    chat = [user("hi"), reply, {"role": "tool", "tool_call_id": "c1", "content": "3"}]
-    prompt, _ = renderer.prompt(chat, TOOLS, {thread_key(key, reply): (*ids, *SPELLED, END)})
-    assert prompt == renderer.prompt(chat, TOOLS, {})[0]
+@pytest.mark.parametrize("family", ["qwen3", "llama3", "gemma", "mistral"])
+def test_every_family_continues_a_call_and_its_result_exactly(family: str):
+    tokenizer = family_tokenizer(family)
+    renderer = Renderer(tokenizer)
+    assert renderer.tool_format
+    reply = assistant(None, tool_calls=[call('{"a": 1}')])
+    opening = renderer.tool_format.opening("add") + '{"a": 1}'
+    closing = {"qwen3": "}\n</tool_call>", "llama3": "}", "gemma": "}\n</tool_call>", "mistral": "}]"}[family]
+    # letter by letter, where the tokenizer writes words as one token
+    sampled = tuple(tokenizer.convert_tokens_to_ids(mark) for mark in opening + closing) + (tokenizer.eos_token_id,)
+    chat = [user("hi"), reply, {"role": "tool", "tool_call_id": "c1", "content": "seven"}]
+    seen, prompt = continued([user("hi")], reply, sampled, chat, tools=TOOLS, renderer=renderer)
+    assert prompt.ids[: len(seen)] == seen
+    assert (prompt.link, prompt.drift) == ("append", 0)
+    rest = tokenizer.decode(list(prompt.ids[len(seen) :]))
+    assert "seven" in rest
+    assert tokenizer.eos_token not in rest.split("seven")[0]  # the reply is closed once
 
 
 def test_a_model_without_chat_template_is_refused_at_the_start():
@@ -214,7 +277,7 @@ def test_a_model_without_chat_template_is_refused_at_the_start():
 
 def test_tools_for_a_model_without_tools_are_refused_by_name():
     with pytest.raises(ApiError, match=r"`tools` need .* has none") as caught:
-        Renderer(tiny_tokenizer()).prompt([user("hi")], TOOLS, {})
+        fresh([user("hi")], TOOLS, renderer=Renderer(tiny_tokenizer(), tools_in_prompt=False))
     assert (caught.value.status, caught.value.param) == (400, "tools")
 
 
@@ -222,7 +285,7 @@ def test_tools_in_a_format_nobody_here_reads_are_refused():
     foreign = tiny_tokenizer(tools=True)
     foreign.chat_template = "{{ tools | tojson if tools }}[CALLS]{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(ApiError, match="names no call format known here"):
-        Renderer(foreign).prompt([user("hi")], TOOLS, {})
+        fresh([user("hi")], TOOLS, renderer=Renderer(foreign, tools_in_prompt=False))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +300,7 @@ def test_tools_in_a_format_nobody_here_reads_are_refused():
 )
 def test_messages_that_cannot_be_read_are_refused(message: Json, words: str):
     with pytest.raises(ApiError, match=words) as caught:
-        RENDERER.prompt([message], (), {})
+        fresh([message])
     assert caught.value.status == 400
 
 
@@ -245,4 +308,4 @@ def test_what_the_template_refuses_is_refused_in_its_words():
     strict = tiny_tokenizer()
     strict.chat_template = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}x"
     with pytest.raises(ApiError, match="chat template refuses these messages: user first"):
-        Renderer(strict).prompt([assistant("hi")], (), {})
+        fresh([assistant("hi")], renderer=Renderer(strict))

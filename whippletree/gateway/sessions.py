@@ -118,6 +118,7 @@ class Sessions:
         self._store, self._shared = store, shared
         self._by_hash: dict[str, Session] = {}
         self._by_rollout: dict[str, Session] = {}
+        self._closed: set[str] = set()  # hashes; the store may not have heard of the end yet
 
     async def open(
         self,
@@ -149,6 +150,7 @@ class Sessions:
         if session is None:
             return
         del self._by_hash[_hash(session.secret)]
+        self._closed.add(_hash(session.secret))
         running = tuple(session.running)
         for task in running:
             task.cancel()
@@ -175,7 +177,7 @@ class Sessions:
     def _from_store(self, secret: str, session: Session | None) -> Session | None:
         """The rollout of this secret as the store has it: gone on with, or `None` where it is not open."""
         row = self._store.session_of(_hash(secret))
-        if row is None or row.state != "open" or not row.settings:
+        if row is None or row.state != "open" or not row.settings or _hash(secret) in self._closed:
             return None
         session = session or self._kept(_session(row.rollout_id, row.attempt, secret, row.settings))
         session.follow(self._store)

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from whippletree.gateway.budget import Budget
 from whippletree.gateway.errors import ApiError
-from whippletree.gateway.sessions import REMEMBERED, Session, Sessions
+from whippletree.gateway.sessions import Session, Sessions
 from whippletree.gateway.store import Store
 from whippletree.types import Task
 
 TASK = Task(id="t")
 
 
-async def opened(sessions: Sessions, rollout_id: str = "r", *, max_turns: int = 1000) -> Session:
-    return await sessions.open(rollout_id, group="g", task=TASK, stream="s", max_turns=max_turns)
+async def opened(sessions: Sessions, rollout_id: str = "r", *, turns: int = 1000) -> Session:
+    return await sessions.open(rollout_id, group="g", task=TASK, stream="s", budget=Budget(turns=turns))
 
 
 async def test_each_rollout_has_its_own_secret(tmp_path: Path):
@@ -80,23 +81,13 @@ async def test_closing_ends_what_runs_and_waits_for_it(tmp_path: Path):
 
 
 async def test_a_rollout_in_a_loop_runs_out_of_turns(tmp_path: Path):
-    session = await opened(Sessions(Store(tmp_path / "t.sqlite")), max_turns=3)
+    session = await opened(Sessions(Store(tmp_path / "t.sqlite")), turns=3)
     session.count_call(2)
     with pytest.raises(ApiError, match="3 turns") as caught:
         session.count_call(2)
     assert caught.value.status == 400
     assert session.truncated == caught.value.message  # so that its end can be told from a harness's mistake
     session.count_call(1)
-
-
-async def test_the_oldest_turns_are_forgotten_first(tmp_path: Path):
-    session = await opened(Sessions(Store(tmp_path / "t.sqlite")))
-    third = (1,) * (REMEMBERED // 3)
-    for key in (b"a", b"b", b"b", b"c", b"d"):  # keeping a turn twice counts it once
-        session.remember(key, third)
-    assert list(session.threads) == [b"b", b"c", b"d"]
-    session.remember(b"all", (1,) * (REMEMBERED + 1))
-    assert list(session.threads) == [b"all"]  # the newest stays, whatever its length
 
 
 async def test_a_prompts_numbers_are_the_lowest_free_and_a_failure_gives_them_back(tmp_path: Path):

@@ -145,7 +145,9 @@ def test_what_is_held_back_is_the_longest_possible_beginning():
 
 def test_the_format_is_found_by_its_start_mark():
     assert format_of("... <tool_call> ...") is HERMES
-    assert format_of("[TOOL_CALLS]") is None
+    assert format_of("[TOOL_CALLS] [") is FORMATS["mistral"]
+    assert format_of('{"name": "", "parameters": ') is FORMATS["llama"]
+    assert format_of("[CALLS]") is None
 
 
 THINK = ("<think>", "</think>")

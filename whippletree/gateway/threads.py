@@ -152,4 +152,3 @@ def _hint(text: str) -> str:
 
 def _digest(*parts: object) -> str:
     return blake2b(repr(parts).encode("utf-8", "replace"), digest_size=8).hexdigest()
-
