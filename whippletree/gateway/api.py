@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from whippletree.gateway.calls import Ask, Call, Choice
+from whippletree.gateway.calls import Ask, Call
+from whippletree.gateway.choices import Choice
 from whippletree.gateway.errors import ApiError
 from whippletree.gateway.parts import Part
 from whippletree.types import Json

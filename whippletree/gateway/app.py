@@ -1,6 +1,6 @@
 """The gateway's HTTP side: who may call, how large a request may be, and how a reply leaves.
 
-Every API is served below any path prefix, as harnesses keep what their base URL holds: `/r/KEY` in it names the rollout.
+Every API is served below any path prefix, as harnesses keep what their base URL holds; `/r/KEY` in it names a rollout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from whippletree.gateway import chat
 from whippletree.gateway.api import Api
-from whippletree.gateway.calls import Call, Choice, Gateway
+from whippletree.gateway.calls import Call, Gateway
+from whippletree.gateway.choices import Choice
 from whippletree.gateway.errors import ApiError
 from whippletree.gateway.fields import json_object
 from whippletree.gateway.parts import Part

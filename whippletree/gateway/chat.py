@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from whippletree.gateway.api import Api, event
-from whippletree.gateway.calls import Ask, Call, Choice
+from whippletree.gateway.calls import Ask, Call
+from whippletree.gateway.choices import Choice
 from whippletree.gateway.errors import ApiError, bad_request
 from whippletree.gateway.fields import (
     MOST_CHOICES,

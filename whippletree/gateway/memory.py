@@ -47,7 +47,7 @@ class Known:
 
 
 class Memory:
-    """The turns of one rollout by what a later request shows of them; the strands longest unused are forgotten first."""
+    """The turns of one rollout by what a later request shows of them; the strand longest unused is forgotten first."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit, self._size = limit, 0
@@ -85,9 +85,9 @@ class Memory:
 
     def continued(self, key: bytes, message: Json) -> Known | None:
         """The turn whose messages and reply are those of `key`; `message` tells siblings apart by its calls' ids."""
-        found = self._replies.get(key, ())
-        same = [known for known in found if names(known.message) == names(message)]
-        return (same or found or [None])[-1]
+        found = self._replies.get(key, [])
+        found = [known for known in found if names(known.message) == names(message)] or found
+        return found[-1] if found else None
 
     def sampled(self, message: Json) -> Known | None:
         """The turn whose reply this message is, wherever it stands: by the ids of its calls, else by its text."""

@@ -236,7 +236,7 @@ class Renderer:
         return {"role": "assistant", "content": self.name_of(place)}
 
     def split(self, text: str, chat: Sequence[Json], place: int) -> tuple[str, str] | None:
-        """The text before the reply that is marked at this place, and the text after it; `None` if it is not there."""
+        """The text before the reply that is marked at this place, and the text after it; `None`: it is not there."""
         parts = text.split(self.name_of(place))
         if len(parts) != 2:
             return None
@@ -250,7 +250,7 @@ class Renderer:
         return before[: len(before) - len(opening)], after[min(ends) :]
 
     def follows(self, text: str, last_id: int) -> tuple[int, ...]:
-        """Ids of a text that follows a reply. Where the reply ends with the token that closes it, it is not repeated."""
+        """Ids of a text that follows a reply. A closing token that was sampled is not repeated."""
         ids = self._ids(text)
         if last_id in self._special and last_id in ids:
             end = ids.index(last_id)
@@ -309,7 +309,7 @@ class _Continuing:
         if later and (changed := self._realigned(later[0])):
             known, before, drift = changed
             base, link, later = later[0], "realign", later[1:]
-        spliced = {p: other for p in later if (other := self._spliced(p))}
+        spliced = {p: other for p in later if (other := self._same(p))}
         ids = self._ids(base, before, spliced)
         if ids is None:
             base, known, spliced, ids = -1, None, {}, self.r.ids_of(self.r.text(self.chat, self.tools))
@@ -372,7 +372,7 @@ class _Continuing:
         return any("reasoning_content" not in self.chat[p] or p not in self.kept for p in had)
 
     def _ids(self, base: int, before: tuple[int, ...], spliced: dict[int, Known]) -> tuple[int, ...] | None:
-        """`before`, then what follows the reply at `base`, with the sampled ids of later replies; `None`: it cannot be."""
+        """`before`, then what follows the reply at `base`, with the sampled ids of later ones; `None`: it cannot be."""
         places = [base, *spliced] if base >= 0 else list(spliced)
         if not places:
             return self.r.ids_of(self.r.text(self.chat, self.tools))

@@ -258,7 +258,7 @@ def test_every_family_continues_a_call_and_its_result_exactly(family: str):
     opening = renderer.tool_format.opening("add") + '{"a": 1}'
     closing = {"qwen3": "}\n</tool_call>", "llama3": "}", "gemma": "}\n</tool_call>", "mistral": "}]"}[family]
     # letter by letter, where the tokenizer writes words as one token
-    sampled = tuple(tokenizer.convert_tokens_to_ids(mark) for mark in opening + closing) + (tokenizer.eos_token_id,)
+    sampled = (*map(tokenizer.convert_tokens_to_ids, opening + closing), tokenizer.eos_token_id)
     chat = [user("hi"), reply, {"role": "tool", "tool_call_id": "c1", "content": "seven"}]
     seen, prompt = continued([user("hi")], reply, sampled, chat, tools=TOOLS, renderer=renderer)
     assert prompt.ids[: len(seen)] == seen

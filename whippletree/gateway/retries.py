@@ -66,7 +66,8 @@ class Steps:
         attempts = [attempt for attempt in self._attempts.get(step, ()) if attempt.state != "refused"]
         same = [attempt for attempt in attempts if key and attempt.idempotency == key]
         # a repeat with another key was meant as another request
-        return (same or [attempt for attempt in attempts if not (key and attempt.idempotency)] or [None])[-1]
+        found = same or [attempt for attempt in attempts if not (key and attempt.idempotency)]
+        return found[-1] if found else None
 
     def restore(self, turns: Iterable[Turn], undelivered: set[str]) -> None:
         """Take in the turns that an earlier process kept."""

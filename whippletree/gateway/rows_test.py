@@ -111,7 +111,7 @@ def conversations(draw: st.DrawFn) -> list[Turn | None]:
         if draw(st.integers(0, 5)) == 0:
             steps.append(None)
         begin, said = [], []
-        if made and draw(st.booleans()):
+        if bool(made) and draw(st.booleans()):
             other = draw(st.sampled_from(made))
             whole = other.prompt_ids + other.reply_ids
             begin = list(whole[: draw(st.integers(0, len(whole)))])
@@ -126,7 +126,8 @@ def conversations(draw: st.DrawFn) -> list[Turn | None]:
 @settings(max_examples=200, deadline=None)
 @given(conversations(), st.sampled_from([0, 2000, 1 << 20]))
 def test_turns_come_back_exactly(steps: list[Turn | None], memory: int):
-    recent, rows = Recent(memory), []
+    recent = Recent(memory)
+    rows: list[tuple[Any, ...]] = []
     for step in steps:
         if step is None:
             recent = Recent(memory)

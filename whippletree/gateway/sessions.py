@@ -110,8 +110,8 @@ class Session:
 class Sessions:
     """The open rollouts of one gateway. Secrets live in memory alone; the store keeps their SHA-256.
 
-    A rollout that another process opened, and that is still open in the store, goes on here where it was. With `shared`,
-    other gateways serve the same rollouts at the same time, so the store is asked before each call.
+    A rollout that another process opened, and that is still open in the store, goes on here where it was. With
+    `shared`, other gateways serve the same rollouts at the same time, so the store is asked before each call.
     """
 
     def __init__(self, store: Store, *, shared: bool = False) -> None:

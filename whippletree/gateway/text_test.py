@@ -85,7 +85,6 @@ def test_the_beginning_of_a_call_before_a_stop_string_is_text():
 def test_a_stop_string_ends_the_reply():
     reply = ShownText(TOKENIZER, stop=("b",), tools=None)
     assert reply.feed(ids_of("a")) == [Part("text", "a")]
-    assert not reply.stopped
     assert reply.feed(ids_of("bc")) == []
     assert reply.stopped == "b"
     assert reply.feed(ids_of("d"), last=True) == []

@@ -1,4 +1,4 @@
-"""Which conversation of a rollout a call belongs to: the main one, a sub-agent's, or a side call for a title or summary.
+"""Which conversation of a rollout a call belongs to: the main one, a sub-agent's, or a side call for a title.
 
 Harnesses that say who is calling are believed (`SAYS`). Else a call that continues an earlier turn stays in its thread,
 and a new conversation is told by its tools, its system prompt and its model, against those of the main one.
