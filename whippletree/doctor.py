@@ -26,6 +26,8 @@ OPTIONAL = {  # distribution: (what it is for, how to get it)
     "peft": ("LoRA", "pip install 'whippletree[lora]'"),
     "math-verify": ("equality of mathematical answers", "pip install 'whippletree[math]'"),
     "datasets": ("tasks from Hugging Face", "pip install 'whippletree[hub]'"),
+    "psycopg": ("turns in PostgreSQL", "pip install 'whippletree[postgres]'"),
+    "pyarrow": ("turns as Parquet", "pip install 'whippletree[parquet]'"),
     "tensorboard": ("metrics to TensorBoard", "pip install 'whippletree[tensorboard]'"),
     "wandb": ("metrics to Weights & Biases", "pip install 'whippletree[wandb]'"),
     "trackio": ("metrics to Trackio", "pip install 'whippletree[trackio]'"),

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from whippletree.gateway import chat, messages
+from whippletree.gateway import chat, messages, responses
 from whippletree.gateway.api import Api
 from whippletree.gateway.calls import Call, Gateway
 from whippletree.gateway.choices import Choice
@@ -28,7 +28,7 @@ from whippletree.gateway.sessions import Sessions
 from whippletree.gateway.store import Store
 from whippletree.types import Engine, Json
 
-APIS = (chat.API, messages.API)
+APIS = (chat.API, responses.API, messages.API)
 KEEPALIVE = 15.0  # seconds of silence in a stream before an event that changes nothing is sent
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 KEY = re.compile(r"/r/([^/]+)(?=/)")
