@@ -262,4 +262,4 @@ async def test_the_sdk_raises_the_error_of_each_status(desk: MakeDesk):
         with pytest.raises(openai.AuthenticationError):
             await client.with_options(api_key="wrong").chat.completions.create(model="m", messages=HI)
         with pytest.raises(openai.NotFoundError):
-            await client.responses.create(model="m", input="hi")
+            await client.embeddings.create(model="m", input="hi")
