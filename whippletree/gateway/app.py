@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from whippletree.gateway import chat, messages, responses
+from whippletree.gateway import chat, gemini, messages, responses
 from whippletree.gateway.api import Api
 from whippletree.gateway.calls import Call, Gateway
 from whippletree.gateway.choices import Choice
@@ -70,8 +70,11 @@ def create_app(
             if request.method != "POST":
                 raise ApiError(405, f"{request.method} is not served at this path; use POST")
             session = sessions.find(_secret(request))
-            ask = api.ask_of(json_object(await _body(request, max_request_bytes)), model_name)
-            if request.url.path.rstrip("/").endswith("/count_tokens"):
+            asked = json_object(await _body(request, max_request_bytes))
+            if named := gemini.PATH.fullmatch(request.url.path):
+                asked = gemini.request_of(asked, named)
+            ask = api.ask_of(asked, model_name)
+            if request.url.path.rstrip("/").endswith(("/count_tokens", ":countTokens")):
                 assert api.counted
                 return _json(200, api.counted(gateway.counted(ask)))
         except ApiError as error:
@@ -178,6 +181,8 @@ async def _error_of(run: asyncio.Task[None]) -> ApiError | None:
 def _api_of(path: str) -> Api | None:
     """The API that is served at this path, whatever its prefix."""
     path = path.rstrip("/")
+    if gemini.PATH.fullmatch(path):
+        return gemini.API
     for api in APIS:
         ends = [f"/{api.path}"] + ([f"/{api.path}/count_tokens"] if api.counted else [])
         if any(path.endswith(end) for end in ends):
