@@ -48,7 +48,11 @@ class Case:
                 return self.last
             return self.waits(prompt) if self.waits and ERRAND in prompt else self.first
 
-        return reply
+        # a prompt that must be answered by a call opens it: the reply is what follows
+        return lambda prompt: reply(prompt).partition(OPENED)[2] if prompt.endswith(OPENED) else reply(prompt)
+
+
+OPENED = '<tool_call>\n{"name": "'
 
 
 def call(name: str, said: str = SAID, **arguments: Any) -> str:

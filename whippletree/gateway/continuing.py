@@ -37,6 +37,7 @@ class Continuing:
         self.replies = [place for place, message in enumerate(chat) if message["role"] == "assistant"]
         self.exact = {p: known for p in self.replies if (known := memory.continued(keys[p + 1], chat[p]))}
         self.kept = self._reasoning_kept()
+        self.grown: dict[int, str] = {}  # what the harness wrote after a reply, in the same message
 
     def found(self, opening: bytes) -> Found:
         """Ids and link of the prompt."""
@@ -46,7 +47,9 @@ class Continuing:
         before = self.exact[base].ids if base >= 0 else ()
         known = self.exact.get(base)
         drift, link = 0, "append"
-        if later and (changed := self._realigned(later[0])):
+        if later and (whole := self._whole(later[0])):
+            known, before, base, later = whole, whole.ids, later[0], later[1:]
+        elif later and (changed := self._realigned(later[0])):
             known, before, drift = changed
             base, link, later = later[0], "realign", later[1:]
         spliced = {p: other for p in later if (other := self._same(p))}
@@ -93,6 +96,17 @@ class Continuing:
 
     def _spliced(self, place: int) -> tuple[int, ...] | Known | None:
         return self._same(place)
+
+    def _whole(self, place: int) -> Known | None:
+        """The turn whose reply, which no closing token ended, stands here with more text after it."""
+        message = self.chat[place]
+        for known in reversed(self.memory.asked(self.keys[place])):
+            said = self.r.said(known)
+            fits = said and said_calls(known.message) == said_calls(message) == [] and known.thought <= self.kept
+            if fits and message["content"].startswith(said) and not self._same(place):
+                self.grown[place] = message["content"][len(said) :]
+                return known
+        return None
 
     def _realigned(self, place: int) -> tuple[Known, tuple[int, ...], int] | None:
         """(turn, its ids with the changed spans exchanged, their tokens) where the reply here was changed a little."""
@@ -145,7 +159,7 @@ class Continuing:
         if not marked:
             return message
         thought = {"reasoning_content": self.r.thought_of(place)} if spliced and place in self.kept else {}
-        return self.r.marked(message, place) | thought
+        return self.r.marked(message, place, more=self.grown.get(place, "")) | thought
 
     def _sampled(self, place: int, known: Known) -> tuple[int, ...] | None:
         if "reasoning_content" not in known.message or place in self.kept:

@@ -228,12 +228,12 @@ class Renderer:
         """The mark of its reasoning."""
         return f"{self._mark}t{place}z"
 
-    def marked(self, message: Json, place: int, *, calls: bool = False) -> Json:
-        """A reply whose text, or whose call's name, is its mark."""
+    def marked(self, message: Json, place: int, *, calls: bool = False, more: str = "") -> Json:
+        """A reply whose text, or whose call's name, is its mark; `more` is text after it."""
         if calls or (self._calls_needed and message.get("tool_calls")):
             tool_id = message["tool_calls"][0]["id"] if message.get("tool_calls") else "abcdefghi"
             return {"role": "assistant", "content": "", "tool_calls": [_call_of(self.name_of(place), tool_id)]}
-        return {"role": "assistant", "content": self.name_of(place)}
+        return {"role": "assistant", "content": self.name_of(place) + more}
 
     def split(self, text: str, chat: Sequence[Json], place: int) -> tuple[str, str] | None:
         """The text before the reply that is marked at this place, and the text after it; `None`: it is not there."""
@@ -257,6 +257,11 @@ class Renderer:
             if not self.tokenizer.decode(ids[:end]).strip():
                 return ids[end + 1 :]
         return ids
+
+    def said(self, known: Known) -> str:
+        """The text of a reply that no special token ended; "" for others."""
+        ids = known.reply_ids
+        return "" if not ids or ids[-1] in self._special else str(self.tokenizer.decode(list(ids)))
 
     def visible(self, known: Known) -> tuple[int, ...] | None:
         """The ids of its reply after its reasoning; `None` where no token ends with the reasoning."""

@@ -309,3 +309,12 @@ def test_what_the_template_refuses_is_refused_in_its_words():
     strict.chat_template = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}x"
     with pytest.raises(ApiError, match="chat template refuses these messages: user first"):
         fresh([assistant("hi")], renderer=Renderer(strict))
+
+
+def test_a_reply_with_more_text_after_it_is_continued_exactly():
+    # cut by a stop string: no closing token was sampled, and the harness writes on in the same message
+    chat = [user("hi"), assistant("user\nand calls"), user("more")]
+    seen, prompt = continued([user("hi")], assistant("use"), SPELLED, chat)
+    assert prompt.ids[: len(seen)] == seen
+    assert text_of(prompt.ids[len(seen) :]).startswith("\nand calls<|im_end|>\n<|im_start|>user\nmore")
+    assert (prompt.link, prompt.drift) == ("append", 0)
