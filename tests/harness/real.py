@@ -59,7 +59,8 @@ def check(case: Case, engine: ScriptedEngine, turns: tuple[Turn, ...]) -> None:
     assert sorted(turn.prompt_ids for turn in turns) == sorted(ids for ids, _ in engine.calls)
     for turn in turns:
         assert text_of(turn.reply_ids).removesuffix("<|im_end|>") == case.script()(text_of(turn.prompt_ids))
-        assert turn.finish_reason == ("tool_calls" if "<tool_call>" in text_of(turn.reply_ids) else "stop")
+        calls = "<tool_call>" in turn.info.get("forced", "") + text_of(turn.reply_ids)
+        assert turn.finish_reason == ("tool_calls" if calls else "stop")
     assert {turn.kind for turn in turns} == {"main", case.side} - {""}
     main = [turn for turn in turns if turn.thread == "main"]
     assert SUM in text_of(main[-1].prompt_ids) and SUM not in text_of(main[0].prompt_ids)
