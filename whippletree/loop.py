@@ -15,6 +15,7 @@ from whippletree.report.metrics import Metrics, read
 from whippletree.report.terminal import View
 from whippletree.run_directory import RunDirectory, State
 from whippletree.stats import batch_metrics, collected_metrics, fidelity_metrics
+from whippletree.tree.black_box import kept, threads
 from whippletree.types import Batch, Rollout
 
 
@@ -47,7 +48,8 @@ class Loop:
         """One update of the policy from fresh rollouts."""
         parts, started = self.parts, time.perf_counter()
         found = await parts.collector.step(state.step, state.cursor, parts.task_at, accepts(parts.method, self.weights))
-        rollouts, sampled = self.usable(found), time.perf_counter()
+        sampled = time.perf_counter()
+        rollouts, left_out = kept(self.usable(found), parts.method.keep or threads)
         batch = Batch.of(rollouts, channels=tuple(self.weights) or None, weights=self.weights)
         for evidence in parts.method.evidence:
             batch = batch.with_extra(**await evidence(rollouts, batch, parts.services))
@@ -73,6 +75,7 @@ class Loop:
         }
         told = (
             collected_metrics(found, rollouts)
+            | left_out
             | batch_metrics(rollouts, batch)
             | learned.metrics
             | fidelity_metrics(learned.logp_N, batch)
