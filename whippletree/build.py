@@ -28,6 +28,7 @@ from whippletree.gateway.sessions import Sessions
 from whippletree.gateway.store import Store
 from whippletree.harness.command import CommandHarness
 from whippletree.harness.function import FunctionHarness, load_agent
+from whippletree.harness.launched import load_launcher
 from whippletree.harness.outcome import Harness
 from whippletree.learn import Learner, Sampled
 from whippletree.models.pretrained import Pretrained, load, recompute
@@ -212,6 +213,8 @@ def chosen_learner(recipe: config.Recipe, method: Method, policy: Policy, update
 
 def chosen_harness(section: config.HarnessSection) -> Harness:
     """How the agent is started."""
+    if section.kind == "launcher":
+        return load_launcher(section.agent, api=section.api)
     if section.kind == "command":
         return CommandHarness(command=section.agent, timeout=section.timeout, env=section.environment)
     return FunctionHarness(load_agent(section.agent), timeout=section.timeout)

@@ -16,6 +16,7 @@ from whippletree.build import (
     Policy,
     accepts,
     build,
+    chosen_harness,
     chosen_policy,
     chosen_tasks,
     endless,
@@ -23,6 +24,7 @@ from whippletree.build import (
     load_tasks,
     value_head,
 )
+from whippletree.harness.launched import LaunchedHarness
 from whippletree.models.tiny import tiny_model, tiny_tokenizer
 from whippletree.tree.packed import Layout
 from whippletree.types import Method, Rollout, Task
@@ -39,6 +41,15 @@ def recipe(**sections: Any) -> config.Recipe:
 def jsonl(path: Path, *rows: dict[str, Any], **section: Any) -> config.TasksSection:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return config.TasksSection(kind="jsonl", source=str(path), **section)
+
+
+def test_a_launcher_is_a_harness_that_speaks_the_api_of_the_recipe() -> None:
+    path = "recipes/harness/openai_agents.toml"
+    harness = chosen_harness(recipe(harness={"kind": "launcher", "agent": path, "api": "responses"}).harness)
+    assert isinstance(harness, LaunchedHarness)
+    assert (harness.launcher.name, harness.api) == ("openai-agents", "responses")
+    with pytest.raises(ValueError, match="but gemini was asked for"):
+        chosen_harness(recipe(harness={"kind": "launcher", "agent": path, "api": "gemini"}).harness)
 
 
 ROWS = [{"prompt": f"{n}?", "answer": str(n)} for n in range(8, 13)]  # 8, 9, 10, 11, 12

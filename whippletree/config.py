@@ -57,9 +57,13 @@ class TasksSection(Section):
 
 
 class HarnessSection(Section):
-    kind: Literal["function", "command"] = Field("function", description="how the agent is started")
-    agent: str = Field(description="module:function or file.py:function, or the command line to start", min_length=1)
-    timeout: float = Field(120.0, gt=0, description="seconds a rollout may take")
+    kind: Literal["function", "command", "launcher"] = Field("function", description="how the agent is started")
+    agent: str = Field(
+        description="module:function or file.py:function, the command line to start, or a launcher's TOML file",
+        min_length=1,
+    )
+    api: str = Field("", description="which API of its launcher the agent speaks: chat, responses, messages, ...")
+    timeout: float = Field(120.0, gt=0, description="seconds a rollout may take; a launcher says its own")
     concurrency: int = Field(64, ge=1, description="rollouts that run at once")
     environment: dict[str, str] = Field(default_factory=dict, description="further variables of a command")
 
@@ -67,6 +71,12 @@ class HarnessSection(Section):
     def _environment_needs_a_command(self) -> HarnessSection:
         if self.kind == "function" and self.environment:
             raise ValueError("environment has no effect on a function, which runs in this process: remove it")
+        if self.kind == "launcher" and self.environment:
+            raise ValueError("environment has no effect on a launcher, whose file says it in [env]: remove it")
+        if (self.kind == "launcher") != bool(self.api):
+            raise ValueError(
+                f"a launcher needs `api`, and nothing else reads it, but kind is {self.kind!r} and api is {self.api!r}"
+            )
         return self
 
 
@@ -323,7 +333,7 @@ def _resolve(recipe: Recipe, folder: Path) -> Recipe:
     def tasks(section: TasksSection) -> TasksSection:
         return section.model_copy(update={"source": place(section.source)}) if section.kind == "jsonl" else section
 
-    start = command if recipe.harness.kind == "command" else function
+    start = {"command": command, "launcher": place, "function": function}[recipe.harness.kind]
     held_out = recipe.evaluation.tasks
     return recipe.model_copy(
         update={

@@ -105,6 +105,8 @@ def test_a_name_that_leaves_the_folder_of_runs_is_refused(name: str) -> None:
     [
         ({"tasks": {"source": "a", "kind": "jsonl", "seed": 1}}, "tasks: seed has no effect on tasks of kind 'jsonl'"),
         ({"tasks": {"source": "a", "settings": {"seed": 1}}}, "tasks: settings must not hold seed: set kind, source"),
+        ({"harness": {"agent": "a.toml", "kind": "launcher"}}, "harness: a launcher needs `api`"),
+        ({"harness": {"agent": "a:b", "api": "chat"}}, "harness: a launcher needs `api`, and nothing else reads it"),
         ({"harness": {"agent": "a:b", "environment": {"A": "b"}}}, "harness: environment has no effect on a function"),
         (
             {"sampling": {"on_failure": "drop", "retries": 1}},
