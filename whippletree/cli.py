@@ -27,6 +27,13 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
+turns = typer.Typer(
+    help="The turns that a gateway captured, as files that other trainers read. "
+    "For example: `whippletree turns export runs/quickstart/turns.sqlite turns.jsonl`",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+app.add_typer(turns, name="turns")
 WIDE = 110  # columns from which a table shows everything
 
 Settings = Annotated[
@@ -180,6 +187,56 @@ def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> Non
         print(f"wrote {rewrite_report(run)}")
 
 
+Store = Annotated[
+    str, typer.Argument(metavar="STORE", help="A SQLite file, or postgresql://USER@HOST/DATABASE.", show_default=False)
+]
+
+
+@turns.command("export")
+def export_turns(
+    store: Store,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="To write: a .jsonl or .parquet that is not there yet.")],
+    group: Annotated[str | None, typer.Option(help="Only rollouts of this group; all by default.")] = None,
+    prefix: Annotated[str, typer.Option(help="Only rollouts whose id starts with this.")] = "",
+    trainer: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="TRAINER", help="As samples for verl, trl, verifiers, prime-rl, slime or agent-lightning."
+        ),
+    ] = None,
+) -> None:
+    """Write captured rollouts to a file: one row a turn, with all that is known of it.
+
+    `whippletree turns import` reads such a file without loss. With --as the rows are samples instead, in the names of
+    another trainer: turns that go on from each other are one sample, with a mask over the tokens that were sampled.
+    docs/turns.md lists all columns. A store that a gateway still writes can be exported: rollouts that ended are.
+
+    For example: `whippletree turns export runs/quickstart/turns.sqlite turns.parquet --prefix train/`
+    """
+    with told():
+        from whippletree.exchanging import export_turns
+
+        export_turns(store, file, group=group, prefix=prefix, trainer=trainer, console=screen())
+
+
+@turns.command("import")
+def import_turns(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `whippletree turns export` wrote without --as.")],
+    store: Store,
+) -> None:
+    """Read rollouts from a file into a store, which is made where there is none.
+
+    Rollouts that the store has already are left as they are, so an import that was cut off goes on when the same
+    command is given again. One that the store has with other content is refused.
+
+    For example: `whippletree turns import turns.parquet postgresql://me@db.example/turns`
+    """
+    with told():
+        from whippletree.exchanging import import_turns
+
+        import_turns(file, store, console=screen())
+
+
 @app.command()
 def doctor() -> None:
     """Check this installation: what is there, what is missing and what for, and how fast the processor is.
@@ -206,7 +263,7 @@ def told() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _end("stopped; the same command goes on from the last checkpoint", status=130)
+        _end("stopped; the same command goes on from what is on disk", status=130)
     except Exception as error:
         words = in_words(error)
         if words is None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from whippletree import __version__, cli, config, methods
 
-COMMANDS = ("quickstart", "train", "eval", "serve", "methods", "report", "doctor")
+COMMANDS = ("quickstart", "train", "eval", "serve", "methods", "report", "doctor", "turns")
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
 
 

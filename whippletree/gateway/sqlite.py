@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 
@@ -14,7 +15,7 @@ class File(sqlite3.Connection):
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30, factory=cls)
         try:
             for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-                db.execute(f"PRAGMA {setting}")
+                _patiently(db, f"PRAGMA {setting}")
         except sqlite3.Error:
             db.close()
             raise
@@ -26,3 +27,16 @@ class File(sqlite3.Connection):
     def undo(self) -> bool:
         self.rollback()  # does nothing where SQLite ended the transaction by itself, as after some errors
         return True
+
+
+def _patiently(db: sqlite3.Connection, sql: str) -> None:
+    """Run this; the change of the journal is refused at once, whatever the timeout, while another changes it."""
+    for _ in range(100):
+        try:
+            db.execute(sql)
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+        time.sleep(0.05)
+    db.execute(sql)
