@@ -24,17 +24,14 @@ from whippletree.gateway.fields import (
 from whippletree.gateway.parts import Part, merged
 from whippletree.types import Json
 
-REFUSED: dict[str, Neutral] = {"top_k": ()}  # changes what is sampled, and no engine here honours it
-ROLES = ("user", "assistant", "system")
-NO_ARGUMENTS: Json = {"type": "object", "properties": {}}
+REFUSED: dict[str, Neutral] = {"top_k": (), "mcp_servers": ([],), "container": ()}
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 ERRORS = {
     401: "authentication_error",
-    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
-    529: "overloaded_error",
 }
 
 
@@ -46,10 +43,10 @@ def ask_of(request: Json, default_model: str) -> Ask:
     """
     refuse(request, REFUSED)
     tools, tool_choice = _tools(request)
-    system = _plain(_blocks(request.get("system"), "system"))
+    system = request.get("system")
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
     for place, message in enumerate(objects_of(request, "messages")):
-        messages += _read(message, place)
+        messages += _chat(message, f"messages[{place}].content")
     return Ask(
         model=value(request, "model", (str,)) or default_model,
         messages=tuple(messages),
@@ -65,88 +62,62 @@ def ask_of(request: Json, default_model: str) -> Ask:
 
 
 def _tools(request: Json) -> tuple[tuple[Json, ...], str]:
-    """(the tools that the model is told of, the choice among them); those of a type that the vendor made are left out."""
+    """(the tools as chat completions have them, the choice among them); those that the vendor runs are left out."""
     rows = objects_of(request, "tools") if request.get("tools") else ()
-    tools = tuple(_tool(row, place) for place, row in enumerate(rows) if row.get("type") in (None, "custom"))
+    own = [row for row in rows if row.get("type") in (None, "custom")]
+    tools = tuple(_tool(row, place) for place, row in enumerate(own))
     names = [tool["function"]["name"] for tool in tools]
-    asked: Json = value(request, "tool_choice", (dict,)) or {"type": "auto"}
-    kind = asked.get("type")
-    if kind == "none":
-        return (), "none"
-    if kind == "auto" or (kind == "any" and tools):
-        return tools, "auto" if kind == "auto" else "required"
-    if kind == "tool" and asked.get("name") in names:
-        return tools, asked["name"]
-    raise bad_request(
-        f"`tool_choice` is of type auto, none, any (with tools) or tool (with the name of one of {names}), but it is "
-        f"{json.dumps(asked)[:200]}",
-        param="tool_choice",
-    )
+    asked = value(request, "tool_choice", (dict,)) or {"type": "auto"}
+    choice: Any = asked.get("name") if asked.get("type") == "tool" else CHOICES.get(str(asked.get("type")))
+    if not isinstance(choice, str) or choice not in ("auto", "none", "required", *names):
+        raise bad_request(
+            f"`tool_choice` is auto, any, none or one of the tools {names}, but it is {json.dumps(asked)[:200]}",
+            param="tool_choice",
+        )
+    if choice == "required" and not tools:
+        raise bad_request("`tool_choice` any needs `tools`, but there are none", param="tool_choice")
+    return ((), "none") if choice == "none" else (tools, choice)
 
 
 def _tool(row: Json, place: int) -> Json:
-    name, schema = row.get("name"), row.get("input_schema") or NO_ARGUMENTS
-    if not isinstance(name, str) or not isinstance(schema, dict):
-        raise bad_request(f"each of `tools` has a name and an input_schema, but tools[{place}] has not", param="tools")
-    said = {"name": name, "description": row.get("description") or "", "parameters": schema}
-    return {"type": "function", "function": said}
+    if not isinstance(row.get("name"), str):
+        raise bad_request(f"each of `tools` has a name, but tools[{place}] has none", param="tools")
+    told = {"description": row["description"]} if isinstance(row.get("description"), str) else {}
+    schema = row.get("input_schema") or {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": row["name"], **told, "parameters": schema}}
 
 
-def _read(message: Json, place: int) -> list[Json]:
-    """The chat messages that this one is: the results of tools come first, each on its own."""
-    role, blocks = message.get("role"), _blocks(message.get("content"), f"messages[{place}].content")
-    if role not in ROLES:
-        raise bad_request(f"a role is one of {ROLES}, but messages[{place}] has {role!r:.80}", param="messages")
-    if role == "assistant":
-        return [_assistant(blocks)]
-    results = [block for block in blocks if role == "user" and block.get("type") == "tool_result"]
-    rest = [block for block in blocks if not any(block is result for result in results)]
-    out = [_result(block, place) for block in results]
-    return out if results and not rest else [*out, {"role": role, "content": _plain(rest)}]
+def _chat(message: Json, where: str) -> list[Json]:
+    """The message as those of chat completions: results of tools are messages of their own, before what is said."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [message]
+    said: list[Json] = []
+    calls: list[Json] = []
+    results: list[Json] = []
+    for number, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use":
+            calls.append(_call(block, f"{where}[{number}]"))
+        elif kind == "tool_result":
+            results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": _result(block)})
+        else:
+            said.append(block)
+    out = {"role": message.get("role"), "content": said} | ({"tool_calls": calls} if calls else {})
+    return results + ([out] if said or calls or not results else [])
 
 
-def _assistant(blocks: Sequence[Json]) -> Json:
-    thoughts = [block for block in blocks if isinstance(block.get("thinking"), str)]
-    calls = [block for block in blocks if block.get("type") == "tool_use"]
-    apart = ("tool_use", "redacted_thinking", "thinking")
-    out: Json = {"role": "assistant", "content": _plain([b for b in blocks if b.get("type") not in apart])}
-    if thought := "".join(block["thinking"] for block in thoughts):
-        out["reasoning_content"] = thought
-    return out | ({"tool_calls": [_call(block) for block in calls]} if calls else {})
+def _call(block: Json, where: str) -> Json:
+    if not isinstance(block.get("name"), str):
+        raise bad_request(f"a tool_use block has a name, but {where} has none", param=where)
+    arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+    return {"id": block.get("id"), "type": "function", "function": {"name": block["name"], "arguments": arguments}}
 
 
-def _call(block: Json) -> Json:
-    arguments = json.dumps(block.get("input") or {})
-    return {
-        "id": block.get("id"),
-        "type": "function",
-        "function": {"name": block.get("name"), "arguments": arguments},
-    }
-
-
-def _result(block: Json, place: int) -> Json:
-    content = _plain(_blocks(block.get("content"), f"the content of a tool_result in messages[{place}]"))
-    if block.get("is_error") and not content:
-        content = "error"  # otherwise the text says it
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
-
-
-def _blocks(content: Any, where: str) -> list[Json]:
-    if content is None or isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
-    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise bad_request(
-            f"{where} is a string or a list of blocks, but it is {json.dumps(content)[:200]}",
-            param=where.partition("[")[0] if where[0] != "t" else "messages",
-        )
-    return content
-
-
-def _plain(blocks: Sequence[Json]) -> str | list[Json]:
-    """Text as one string; with anything else among it, the parts, less what only a vendor's cache reads."""
-    if all(block.get("type") == "text" and isinstance(block.get("text"), str) for block in blocks):
-        return "".join(block["text"] for block in blocks)
-    return [{name: x for name, x in block.items() if name != "cache_control"} for block in blocks]
+def _result(block: Json) -> Any:
+    """The content of a tool's result; a list of blocks is read as that of any message."""
+    content = block.get("content")
+    return content if isinstance(content, str | list) else ""
 
 
 # ---- replies ----
@@ -154,89 +125,68 @@ def _plain(blocks: Sequence[Json]) -> str | list[Json]:
 
 def message(call: Call) -> Json:
     """The reply in one piece."""
-    return {**kept(call, call.choices[0]), "usage": _usage(call, call.completion_tokens)}
+    (choice,) = call.choices
+    return kept(call, choice) | {"usage": _usage(call)}
 
 
 def kept(call: Call, choice: Choice) -> Json:
-    """What of the reply stands with the turn; its counts follow from its ids."""
-    return {**_head(call), "content": [_block(part) for part in _shown(choice.parts)], **_end(choice)}
+    """What of the reply stands with the turn."""
+    return _base(call) | {
+        "content": [_block(part) for part in choice.parts],
+        "stop_reason": _stop_reason(choice),
+        "stop_sequence": choice.stopped or None,
+    }
 
 
-def counted(tokens: int) -> Json:
-    """The answer to a count of a prompt's tokens."""
-    return {"input_tokens": tokens}
-
-
-def _head(call: Call) -> Json:
+def _base(call: Call) -> Json:
     return {"id": f"msg_{call.id}", "type": "message", "role": "assistant", "model": call.ask.model}
 
 
-def _shown(parts: Sequence[Part]) -> list[Part]:
-    return merged([part for part in parts if part.text or part.call])
+def _usage(call: Call) -> Json:
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    return {"input_tokens": call.prompt_tokens, **cached, "output_tokens": call.completion_tokens}
+
+
+def _stop_reason(choice: Choice) -> str:
+    if choice.stopped:
+        return "stop_sequence"
+    return {"tool_calls": "tool_use", "length": "max_tokens"}.get(choice.finish_reason, "end_turn")
 
 
 def _block(part: Part) -> Json:
     if part.call:
-        return _begun(part) | {"input": _input(part.call)}
-    return _begun(part) | {"thinking" if part.kind == "reasoning" else "text": part.text}
+        function = part.call["function"]
+        called = {"id": part.call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
+        return {"type": "tool_use", **called}
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": part.text, "signature": ""}
+    return {"type": "text", "text": part.text}
 
 
-def _begun(part: Part) -> Json:
-    """The block before anything is in it."""
-    if part.call:
-        return {"type": "tool_use", "id": part.call["id"], "name": part.call["function"]["name"], "input": {}}
-    return {"type": "thinking", "thinking": "", "signature": ""} if part.kind == "reasoning" else _text("")
-
-
-def _text(text: str) -> Json:
-    return {"type": "text", "text": text}
-
-
-def _input(call: Json) -> Json:
-    found: Json = json.loads(call["function"]["arguments"])
-    return found
-
-
-def _end(choice: Choice) -> Json:
-    words = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
-    reason = words.get(choice.finish_reason)  # of an abandoned reply there is none
-    by_string = reason == "end_turn" and bool(choice.stopped)
-    return {
-        "stop_reason": "stop_sequence" if by_string else reason,
-        "stop_sequence": choice.stopped if by_string else None,
-    }
-
-
-def _usage(call: Call, sampled: int) -> Json:
-    cache = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-    return {"input_tokens": call.prompt_tokens, "output_tokens": sampled, **cache}
-
-
-class MessageEvents:
-    """The reply as server-sent events: one block after the other."""
+class Events:
+    """The reply as server-sent events: one block at a time is open."""
 
     def __init__(self, call: Call) -> None:
-        self._call = call
-        self._open = ""  # kind of the block that is open
-        self._index = -1  # of the latest block
+        self._call, self._open, self._index = call, "", -1
 
     def begins(self) -> bytes:
-        """The message before it has content, with the size of its prompt."""
-        ends = {"stop_reason": None, "stop_sequence": None, "usage": _usage(self._call, 0)}
-        return _event("message_start", message={**_head(self._call), "content": [], **ends})
+        """The message without content."""
+        empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(self._call)}
+        return _event("message_start", message=_base(self._call) | empty)
 
     def delta(self, choice: Choice, parts: Sequence[Part]) -> bytes:
-        """The events of these parts; text of the kind that came last goes on in its block."""
-        return b"".join(self._part(part) for part in _shown(parts))
+        """The blocks of these parts; text goes on in the block that is open."""
+        return b"".join(map(self._part, merged(parts)))
 
     def alive(self) -> bytes:
-        """A ping, so that a waiting client sees that the call is alive."""
+        """A ping."""
         return _event("ping")
 
     def ends(self) -> bytes:
-        """The end of the last block, why the reply ended, and its size."""
-        usage = _usage(self._call, self._call.completion_tokens)
-        last = _event("message_delta", delta=_end(self._call.choices[0]), usage=usage)
+        """The open block's end, the stop reason with the usage, and the message's end."""
+        (choice,) = self._call.choices
+        reason = {"stop_reason": _stop_reason(choice), "stop_sequence": choice.stopped or None}
+        last = _event("message_delta", delta=reason, usage=_usage(self._call))
         return self._close() + last + _event("message_stop")
 
     def fails(self, error: ApiError) -> bytes:
@@ -244,28 +194,30 @@ class MessageEvents:
         return event(error_body(error), name="error")
 
     def _part(self, part: Part) -> bytes:
-        begin = b""
-        if part.call or part.kind != self._open:
-            begin = self._close()
-            self._open, self._index = part.kind, self._index + 1
-            begin += _event("content_block_start", index=self._index, content_block=_begun(part))
-        return begin + _event("content_block_delta", index=self._index, delta=_delta(part))
+        whole = _block(part)
+        if part.call:
+            given = json.dumps(whole["input"], ensure_ascii=False)
+            opened = self._begin("call", whole | {"input": {}})
+            return opened + self._said("input_json_delta", partial_json=given) + self._close()
+        text = "thinking" if part.kind == "reasoning" else "text"
+        opened = b"" if self._open == text else self._begin(text, whole | {text: ""})
+        return opened + self._said(f"{text}_delta", **{text: part.text})
+
+    def _begin(self, kind: str, block: Json) -> bytes:
+        closed = self._close()
+        self._open, self._index = kind, self._index + 1
+        return closed + _event("content_block_start", index=self._index, content_block=block)
+
+    def _said(self, kind: str, **said: str) -> bytes:
+        return _event("content_block_delta", index=self._index, delta={"type": kind, **said})
 
     def _close(self) -> bytes:
-        closed, self._open = bool(self._open), ""
-        return _event("content_block_stop", index=self._index) if closed else b""
+        was, self._open = self._open, ""
+        return _event("content_block_stop", index=self._index) if was else b""
 
 
-def _delta(part: Part) -> Json:
-    if part.call:
-        return {"type": "input_json_delta", "partial_json": json.dumps(_input(part.call))}
-    if part.kind == "reasoning":
-        return {"type": "thinking_delta", "thinking": part.text}
-    return {"type": "text_delta", "text": part.text}
-
-
-def _event(name: str, **fields: Any) -> bytes:
-    return event({"type": name, **fields}, name=name)
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, name=kind)
 
 
 def error_body(error: ApiError) -> Json:
@@ -274,4 +226,9 @@ def error_body(error: ApiError) -> Json:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-API = Api("messages", "messages", ask_of, message, kept, MessageEvents, error_body, counted)
+def counted(tokens: int) -> Json:
+    """The answer to a question for the count of tokens."""
+    return {"input_tokens": tokens}
+
+
+API = Api("messages", "messages", ask_of, message, kept, Events, error_body, counted)
