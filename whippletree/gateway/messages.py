@@ -28,6 +28,7 @@ REFUSED: dict[str, Neutral] = {"top_k": (), "mcp_servers": ([],), "container": (
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 ERRORS = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
@@ -117,7 +118,9 @@ def _call(block: Json, where: str) -> Json:
 def _result(block: Json) -> Any:
     """The content of a tool's result; a list of blocks is read as that of any message."""
     content = block.get("content")
-    return content if isinstance(content, str | list) else ""
+    if content is not None and not isinstance(content, str | list):
+        raise bad_request(f"a tool_result's content is a string or a list, but it is {json.dumps(content)[:200]}")
+    return content or ("error" if block.get("is_error") else "")
 
 
 # ---- replies ----
@@ -147,10 +150,12 @@ def _usage(call: Call) -> Json:
     return {"input_tokens": call.prompt_tokens, **cached, "output_tokens": call.completion_tokens}
 
 
-def _stop_reason(choice: Choice) -> str:
-    if choice.stopped:
-        return "stop_sequence"
-    return {"tool_calls": "tool_use", "length": "max_tokens"}.get(choice.finish_reason, "end_turn")
+def _stop_reason(choice: Choice) -> str | None:
+    """Why it ended; harnesses run calls for `tool_use` alone, so that comes before a stop string."""
+    if choice.finish_reason == "abandoned":
+        return None
+    otherwise = "stop_sequence" if choice.stopped else "end_turn"
+    return {"tool_calls": "tool_use", "length": "max_tokens"}.get(choice.finish_reason, otherwise)
 
 
 def _block(part: Part) -> Json:

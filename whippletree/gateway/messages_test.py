@@ -61,6 +61,18 @@ def test_system_results_and_thinking_are_read_as_chat():
     assert said[4]["content"] == results[1:]
 
 
+def test_a_tool_that_failed_without_a_word_is_told_to_have_failed():
+    def result(**fields: Any) -> Any:
+        block = {"type": "tool_result", "tool_use_id": "c1", **fields}
+        return ask(messages=[*HI, {"role": "user", "content": [block]}]).messages[1]["content"]
+
+    assert result(is_error=True) == "error"
+    assert result(is_error=True, content="no such file") == "no such file"
+    assert result() == ""
+    with pytest.raises(ApiError, match="a string or a list"):
+        result(content=7)
+
+
 def test_tools_and_their_choice_are_read():
     hosted = {"type": "web_search_20250305", "name": "web_search"}
     asked = ask(tools=[*TOOLS, hosted], tool_choice={"type": "any"})
@@ -111,6 +123,12 @@ async def test_why_a_reply_stopped(desk: MakeDesk):
     assert cut["stop_reason"] == "max_tokens"
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", ", t")
     assert stopped["content"] == [{"type": "text", "text": "one"}]
+
+
+async def test_a_call_that_a_stop_string_follows_is_still_to_be_run(desk: MakeDesk):
+    made = desk([f"{CALL} STOP"], tools=True)
+    reply = (await post(made, await made.open(), tools=TOOLS, stop_sequences=["STOP"])).json()
+    assert (reply["stop_reason"], reply["content"][-1]["type"]) == ("tool_use", "tool_use")
 
 
 @pytest.mark.parametrize("stream", [True, False])

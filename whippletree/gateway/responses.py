@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from whippletree.gateway import chat
 from whippletree.gateway.api import Api, event
@@ -241,7 +241,8 @@ def _base(call: Call, status: str) -> Json:
 
 
 def _output(call: Call, choice: Choice) -> list[Json]:
-    parts = merged([part for part in choice.parts if part.call or part.text])
+    # without an item, the next request would not show that there was a reply
+    parts = merged([part for part in choice.parts if part.call or part.text]) or [Part("text")]
     last = len(parts) - 1
     return [_item(call, part, n, _status(choice) if n == last else "completed") for n, part in enumerate(parts)]
 
@@ -299,7 +300,8 @@ class Stream:
 
     def ends(self) -> bytes:
         """The last item's end, then the whole response."""
-        closed = self._close(_status(self._call.choices[0]))
+        opened = b"" if self._open or self._place else self._begun("text")
+        closed = opened + self._close(_status(self._call.choices[0]))
         body = reply(self._call)
         return closed + self._event(f"response.{body['status']}", response=body)
 
@@ -314,13 +316,16 @@ class Stream:
             return self._close() + self._called(part)
         out = b""
         if self._open is None or self._open.kind != part.kind:
-            out = self._close()
-            self._open = Part(part.kind)
-            empty = _item(self._call, self._open, self._place, "in_progress") | {"content": []}
-            out += self._event("response.output_item.added", output_index=self._place, item=empty)
-            out += self._inside("response.content_part.added", part=_inner(self._open))
+            out = self._close() + self._begun(part.kind)
+        assert self._open is not None
         self._open = merged([self._open, part])[0]
         return out + self._inside(f"response.{_inner(part)['type']}.delta", delta=part.text, **_logprobs(part))
+
+    def _begun(self, kind: Literal["text", "reasoning", "call"]) -> bytes:
+        self._open = Part(kind)
+        empty = _item(self._call, self._open, self._place, "in_progress") | {"content": []}
+        out = self._event("response.output_item.added", output_index=self._place, item=empty)
+        return out + self._inside("response.content_part.added", part=_inner(self._open))
 
     def _called(self, part: Part) -> bytes:
         item = _item(self._call, part, self._place, "completed")

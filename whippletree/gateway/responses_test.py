@@ -100,6 +100,23 @@ async def test_the_sdk_runs_a_tool_loop_on_exact_ids(desk: MakeDesk, stream: boo
     assert (two.link, two.info.get("drift", 0)) == ("append", 0)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_empty_reply_is_an_empty_message_that_is_known_again(desk: MakeDesk, stream: bool):
+    made = desk(["", "more"])
+    async with sdk(made, await made.open()) as client:
+        chat: Any = [{"role": "user", "content": "hi"}]
+        if stream:
+            async with client.responses.stream(model="m", input=chat) as events:
+                reply: Any = await events.get_final_response()
+        else:
+            reply = await client.responses.create(model="m", input=chat)
+        assert (reply.output_text, len(reply.output)) == ("", 1)
+        chat += [item.model_dump(exclude_none=True) for item in reply.output]
+        await client.responses.create(model="m", input=[*chat, {"role": "user", "content": "go on"}])
+    one, two = made.turns()
+    assert (two.link, two.info["parent"]) == ("append", one.id)
+
+
 async def test_a_cut_reply_is_incomplete(desk: MakeDesk):
     made = desk(["hello"])
     async with sdk(made, await made.open()) as client:
