@@ -78,8 +78,8 @@ METHOD = Method(
     ),
     average=rollout_mean,
     keep=last_of_each_prompt,
-    differs="calls are merged into a tree by longest prefix, not into rows by the call before, so interleaved sub-agents "
-    "do not break it; a token's loss is the same. No row is cut, dropped or drawn at random to fill mini-batches, "
+    differs="calls are merged into a tree by longest prefix, not into rows by the call before, so interleaved "
+    "sub-agents do not break it; a token's loss is the same. No row is cut, dropped or drawn to fill mini-batches, "
     "as micro-batches here hold whole rollouts of any number. The code divides by rows where the paper has "
     "rollouts, a constant for all tokens; ours is the paper's. Replies that one request asked for are no retries "
     "of each other. A missing reward or a failed rollout is missing, where the code fills in 0; a token without a "
