@@ -8,10 +8,11 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
-from whippletree.gateway.errors import bad_request
+from whippletree.gateway.errors import ApiError, bad_request
 from whippletree.types import Json
 
-Images = Callable[[Json], str]  # the text by which a model's processor knows this image part again
+# An image of any API, as {"type": "image_url", "image_url": {"url": ...}}, to the text that stands for it in the prompt
+Images = Callable[[Json], str]
 IN_PROMPT = """\
 # Tools
 
@@ -86,10 +87,12 @@ def clean(message: Any, place: int, images: Images | None = None) -> Json:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise bad_request(f"each message is an object with a role, but messages[{place}] is not", param="messages")
     role = "system" if message["role"] == "developer" else message["role"]
-    content, thought = _content(message.get("content"), f"messages[{place}].content", images)
+    content, thought, urls = _content(message.get("content"), f"messages[{place}].content", images)
     out: Json = {"role": role, "content": content}
     if thought:
         out["reasoning_content"] = thought
+    if urls:  # another image is another message, even where the same text stands for it
+        out["images"] = [blake2b(url.encode("utf-8", "replace"), digest_size=16).hexdigest() for url in urls]
     if calls := message.get("tool_calls"):
         out["tool_calls"] = [_call(call, place) for call in calls]
     kept = ("tool_call_id", "name", "reasoning_content")
@@ -99,29 +102,49 @@ def clean(message: Any, place: int, images: Images | None = None) -> Json:
     return out
 
 
-def _content(content: Any, where: str, images: Images | None) -> tuple[str, str]:
-    """(text, reasoning) of a message's content."""
+def image(url: Any, where: str) -> Json:
+    """An image as chat completions have it, at this place of the client's own request."""
+    return {"type": "image_url", "image_url": {"url": url}, "where": where}
+
+
+def unreadable(kind: Any, where: str) -> ApiError:
+    """The error of a part that is neither text nor an image."""
+    return bad_request(f"parts of type {kind!r} cannot be read here, but {where} is one; send it as text", param=where)
+
+
+def _content(content: Any, where: str, images: Images | None) -> tuple[str, str, list[str]]:
+    """(text, reasoning, URLs of the images) of a message's content."""
     if content is None or isinstance(content, str):
-        return content or "", ""
+        return content or "", "", []
     if not isinstance(content, list):
         raise bad_request(f"{where} is a string or a list of parts, but it is a {type(content).__name__}")
     texts: list[str] = []
     thoughts: list[str] = []
+    urls: list[str] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         field = {"refusal": "refusal", "thinking": "thinking", "tool_reference": "tool_name"}.get(str(kind), "text")
         if kind == "redacted_thinking":
             continue
-        if images and kind in ("image", "image_url", "input_image"):
-            texts.append(images(part))
+        if kind == "image_url":
+            urls.append(_url(part, f"{where}[{number}]", seen=images is not None))
+            texts.append(images({"type": "image_url", "image_url": {"url": urls[-1]}}) if images else "")
         elif kind in ("text", "refusal", "thinking", "tool_reference") and isinstance(part.get(field), str):
             (thoughts if kind == "thinking" else texts).append(part[field])
         else:
-            raise bad_request(
-                f"this model reads text alone, but {where} holds a part of type {kind!r} at {where}[{number}]",
-                param=f"{where}[{number}]" if isinstance(part, dict) else "messages",
-            )
-    return "".join(texts), "".join(thoughts)
+            raise unreadable(kind, f"{where}[{number}]")
+    return "".join(texts), "".join(thoughts), urls
+
+
+def _url(part: Json, where: str, *, seen: bool) -> str:
+    """The URL of an image."""
+    where, given = part.get("where", where), part.get("image_url")
+    url = given.get("url") if isinstance(given, dict) else given
+    if not seen:
+        raise bad_request(f"this model reads no images, but {where} is one; leave it out", param=where)
+    if not isinstance(url, str) or not url:
+        raise bad_request(f"an image has the URL of where it is, or of its data, but {where} has none", param=where)
+    return url
 
 
 def _call(call: Any, place: int) -> Json:

@@ -26,13 +26,39 @@ def test_thinking_is_reasoning_and_a_tool_reference_is_its_name():
     assert out == {"role": "assistant", "content": "see add", "reasoning_content": "so"}
 
 
-def test_an_image_is_refused_by_its_field_or_given_to_the_processor():
-    image = {"type": "image_url", "image_url": {"url": "data:,"}}
-    message = {"role": "user", "content": [{"type": "text", "text": "what is "}, image]}
-    with pytest.raises(ApiError, match=r"text alone, but messages\[3\].content holds .* 'image_url'") as caught:
+IMAGE: Json = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+
+
+def test_an_image_is_refused_by_its_field_or_given_to_the_hook():
+    message = {"role": "user", "content": [{"type": "text", "text": "what is "}, IMAGE]}
+    with pytest.raises(ApiError, match="reads no images") as caught:
         clean(message, 3)
     assert (caught.value.status, caught.value.param) == (400, "messages[3].content[1]")
-    assert clean(message, 3, lambda part: "<image>")["content"] == "what is <image>"
+    seen: list[Json] = []
+
+    def hook(part: Json) -> str:
+        seen.append(part)
+        return "<image>"
+
+    assert clean(message, 3, hook)["content"] == "what is <image>"
+    assert seen == [IMAGE]
+    bare = {"type": "image_url", "image_url": IMAGE["image_url"]["url"]}  # some clients write the URL alone
+    assert clean({"role": "user", "content": [bare]}, 0, hook)["content"] == "<image>"
+    assert seen[1:] == [IMAGE]
+
+
+def test_another_image_is_another_message():
+    other = {"type": "image_url", "image_url": {"url": "data:image/png;base64,BB"}}
+    said = [clean({"role": "user", "content": [part]}, 0, lambda part: "<image>") for part in (IMAGE, IMAGE, other)]
+    keys = [chained(b"", message) for message in said]
+    assert keys[0] == keys[1] != keys[2]
+    assert {message["content"] for message in said} == {"<image>"}
+
+
+@pytest.mark.parametrize("given", [None, {}, {"url": 7}, "", [1]])
+def test_an_image_without_a_url_is_refused(given: Any):
+    with pytest.raises(ApiError, match="has none"):
+        clean({"role": "user", "content": [{"type": "image_url", "image_url": given}]}, 0, lambda part: "")
 
 
 @pytest.mark.parametrize("content", [{"a": 1}, [7], [{"type": "text"}], [{"type": ["x"]}]])

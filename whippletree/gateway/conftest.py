@@ -56,7 +56,7 @@ MakeDesk = Callable[..., Desk]
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[MakeDesk]:
-    """Makes a desk: `desk(replies, tools=..., store=..., app={...}, **settings of the engine)`."""
+    """Makes a desk: `desk(replies, tools=..., renderer=..., store=..., app={...}, **settings of the engine)`."""
     stores: list[Store] = []
 
     def make(
@@ -65,14 +65,15 @@ def desk(tmp_path: Path) -> Iterator[MakeDesk]:
         tools: bool = False,
         store: Callable[[Path], Store] = Store,
         app: dict[str, Any] | None = None,
+        renderer: Renderer | None = None,
         **engine: Any,
     ) -> Desk:
-        tokenizer = tiny_tokenizer(tools=tools)
-        scripted = ScriptedEngine(replies, tokenizer, **engine)
+        renderer = renderer or Renderer(tiny_tokenizer(tools=tools))
+        scripted = ScriptedEngine(replies, renderer.tokenizer, **engine)
         kept = store(tmp_path / f"turns{len(stores)}.sqlite")
         stores.append(kept)
         sessions = Sessions(kept)
-        made = create_app(scripted, Renderer(tokenizer), kept, sessions, model_name="tiny", **(app or {}))
+        made = create_app(scripted, renderer, kept, sessions, model_name="tiny", **(app or {}))
         return Desk(scripted, kept, sessions, made)
 
     yield make

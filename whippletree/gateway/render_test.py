@@ -293,7 +293,8 @@ def test_tools_in_a_format_nobody_here_reads_are_refused():
     [
         ({"content": "x"}, r"messages\[0\] is not"),
         (user(7), r"messages\[0\].content is a string or a list of parts, but it is a int"),
-        (user([{"type": "image_url", "image_url": {}}]), "holds a part of type 'image_url'"),
+        (user([{"type": "image_url", "image_url": {}}]), "this model reads no images"),
+        (user([{"type": "video_url"}]), r"'video_url' cannot be read here, but messages\[0\].content\[0\] is one"),
         (assistant("", tool_calls=["x"]), "tool call is a function with a name"),
         (user("\ud83d"), "hold half a character"),
     ],

@@ -6,12 +6,14 @@ No response is remembered for a later request: each one sends its whole input.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from whippletree.gateway import chat
 from whippletree.gateway.api import Api, event
 from whippletree.gateway.calls import Ask, Call
+from whippletree.gateway.chatform import image, unreadable
 from whippletree.gateway.choices import Choice
 from whippletree.gateway.errors import ApiError, bad_request
 from whippletree.gateway.fields import count_of, flag_of, objects_of, refuse, stop_of, temperature_of, top_p_of, value
@@ -21,6 +23,7 @@ from whippletree.types import Json
 REFUSED = chat.REFUSED | {"n": (1,), "background": (False,), "prompt": (), "text.format": ({"type": "text"},)}
 REMEMBERED = ("previous_response_id", "conversation")
 TEXT = ("input_text", "output_text", "text")
+Names = dict[tuple[str, str], str]  # (namespace or "", name that the client gave) -> name in the prompt
 
 
 def ask_of(request: Json, default_model: str) -> Ask:
@@ -39,11 +42,11 @@ def ask_of(request: Json, default_model: str) -> Ask:
                 param=name,
                 code="unsupported_parameter",
             )
-    offered, spaces = _tools(request)
-    tools, tool_choice = chat.tools_of({"tools": offered, "tool_choice": _tool_choice(request)})
+    offered, names = _tools(request)
+    tools, tool_choice = chat.tools_of({"tools": offered, "tool_choice": _tool_choice(request, names)})
     return Ask(
         model=value(request, "model", (str,)) or default_model,
-        messages=_messages(request),
+        messages=_messages(request, names),
         tools=tools,
         tool_choice=tool_choice,
         temperature=temperature_of(request),
@@ -51,44 +54,57 @@ def ask_of(request: Json, default_model: str) -> Ask:
         max_tokens=count_of(request, "max_output_tokens"),
         stop=stop_of(request),
         stream=flag_of(request, "stream"),
-        options={"namespaces": spaces},
+        options={"given": {shown: given for given, shown in names.items()}},
         request=request,
     )
 
 
-def _tools(request: Json) -> tuple[list[Json], dict[str, str]]:
-    """(the functions in the form of chat completions, the namespace of each that has one).
+def _tools(request: Json) -> tuple[list[Json], Names]:
+    """(the functions in the form of chat completions, the names that they have there).
 
-    Tools that a vendor runs are left out.
+    A name that stands in several places gets its namespace before it. Tools that a vendor runs are left out.
     """
-    tools: list[Json] = []
-    spaces: dict[str, str] = {}
+    rows: list[tuple[str, Json]] = []
     for row in objects_of(request, "tools") if request.get("tools") else ():
         if row.get("type", "function") == "function":
-            tools.append(_function(row))
+            rows.append(("", row))
         elif row.get("type") == "namespace" and row.get("tools"):
-            inner = [_function(tool) for tool in objects_of(row, "tools") if tool.get("type") == "function"]
-            tools += inner
-            spaces |= {str(tool["function"].get("name")): str(row.get("name")) for tool in inner}
-    return tools, spaces
+            space = str(row.get("name"))
+            rows += [(space, tool) for tool in objects_of(row, "tools") if tool.get("type") == "function"]
+    count = Counter(str(tool.get("name")) for _, tool in rows)
+    tools: list[Json] = []
+    names: Names = {}
+    for space, tool in rows:
+        name = str(tool.get("name"))
+        names[space, name] = f"{space}__{name}" if space and count[name] > 1 else name
+        tools.append(_function(tool, names[space, name]))
+    if len({*names.values()}) < len(names):
+        shown = [*names.values()]
+        raise bad_request(f"each tool has a name of its own, but they are {shown}; rename one", param="tools")
+    return tools, names
 
 
-def _function(tool: Json) -> Json:
+def _function(tool: Json, shown: str) -> Json:
     said = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
-    return {"type": "function", "function": said}
+    return {"type": "function", "function": said | ({"name": shown} if isinstance(tool.get("name"), str) else {})}
 
 
-def _tool_choice(request: Json) -> Any:
+def _tool_choice(request: Json, names: Names) -> Any:
     choice = request.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+        return {"type": "function", "function": {"name": _shown(choice, names)}}
     return choice
+
+
+def _shown(item: Json, names: Names) -> Any:
+    """The name in the prompt of the tool that a call, or a choice, names."""
+    return names.get((str(item.get("namespace") or ""), str(item.get("name"))), item.get("name"))
 
 
 # ---- input ----
 
 
-def _messages(request: Json) -> tuple[Json, ...]:
+def _messages(request: Json, names: Names) -> tuple[Json, ...]:
     """The instructions and the input as chat messages."""
     instructions, items = value(request, "instructions", (str,)), request.get("input")
     messages: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
@@ -100,7 +116,7 @@ def _messages(request: Json) -> tuple[Json, ...]:
         )
     sources: list[str] = [""] * len(messages)
     for place, item in enumerate(items):
-        message = _message(item, place)
+        message = _message(item, f"input[{place}]", names)
         if message is None:
             continue
         source = _source(item)
@@ -110,56 +126,59 @@ def _messages(request: Json) -> tuple[Json, ...]:
         else:
             messages.append(message)
             sources.append(source)
+    if items and len(messages) == bool(instructions):
+        raise bad_request("`input` says something, but each of its items was empty or cannot be read", param="input")
     for message in messages:
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""
     return tuple(messages)
 
 
-def _message(item: Json, place: int) -> Json | None:
+def _message(item: Json, where: str, names: Names) -> Json | None:
     """The message that this item alone would be; `None` if it says nothing."""
     kind = item.get("type", "message")
     if kind == "message" and isinstance(item.get("role"), str):
-        return {"role": item["role"], "content": _content(item.get("content"))}
+        return {"role": item["role"], "content": _content(item.get("content"), f"{where}.content")}
     if kind == "reasoning":
         rows = [row for row in item.get("content") or item.get("summary") or () if isinstance(row, dict)]
         thought = "".join(row["text"] for row in rows if isinstance(row.get("text"), str))
         return {"role": "assistant", "content": None, "reasoning_content": thought} if thought else None
     if kind == "function_call":
         if not isinstance(item.get("name"), str):
-            raise bad_request(f"each function_call has a name, but input[{place}] has none", param=f"input[{place}]")
-        function = {"name": item["name"], "arguments": item.get("arguments", "{}")}
+            raise bad_request(f"each function_call has a name, but {where} has none", param=where)
+        function = {"name": _shown(item, names), "arguments": item.get("arguments", "{}")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind == "function_call_output":
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}
+        content = _content(item.get("output"), f"{where}.output")
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
     if kind in ("message", "item_reference") or any(item.get(name) for name in ("content", "output", "input", "text")):
         raise bad_request(
             f"an input item is a message with a role, a reasoning, a function_call or a function_call_output, but "
-            f"input[{place}] is {json.dumps(item)[:200]}; send it as text or leave it out",
-            param=f"input[{place}]",
+            f"{where} is {json.dumps(item)[:200]}; send it as text or leave it out",
+            param=where,
         )
     return None
 
 
-def _content(content: Any) -> Any:
-    """Text as one string; parts in the form of chat completions where there are others, to be read or refused there."""
+def _content(content: Any, where: str) -> Any:
+    """Text as one string; parts in the form of chat completions where there are images among them."""
     if not isinstance(content, list):
         return content or ""
-    parts = [_part(part) for part in content]
-    if all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+    parts = [_part(part, f"{where}[{number}]") for number, part in enumerate(content)]
+    if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return parts
 
 
-def _part(part: Any) -> Any:
-    kind = part.get("type") if isinstance(part, dict) else None
+def _part(part: Any, where: str) -> Json:
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     name = "refusal" if kind == "refusal" else "text"
     if kind in (*TEXT, "refusal") and isinstance(part.get(name), str):
         return {"type": "text", "text": part[name]}
-    if kind == "input_image" and isinstance(part.get("image_url"), str):
-        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
-    return part
+    if kind == "input_image":
+        return image(part.get("image_url"), where)
+    raise unreadable(kind, where)
 
 
 def _source(item: Json) -> str:
@@ -244,7 +263,9 @@ def _output(call: Call, choice: Choice) -> list[Json]:
     # without an item, the next request would not show that there was a reply
     parts = merged([part for part in choice.parts if part.call or part.text]) or [Part("text")]
     last = len(parts) - 1
-    return [_item(call, part, n, _status(choice) if n == last else "completed") for n, part in enumerate(parts)]
+    # a call is made once it is whole: what was cut after it is not
+    cut = [n == last and not part.call for n, part in enumerate(parts)]
+    return [_item(call, part, n, _status(choice) if cut[n] else "completed") for n, part in enumerate(parts)]
 
 
 def _status(choice: Choice) -> str:
@@ -254,8 +275,8 @@ def _status(choice: Choice) -> str:
 def _item(call: Call, part: Part, place: int, status: str) -> Json:
     """A part as a whole output item."""
     if part.call:
-        function, name = part.call["function"], part.call["function"]["name"]
-        space = call.ask.options["namespaces"].get(name)
+        function = part.call["function"]
+        space, name = call.ask.options["given"].get(function["name"], ("", function["name"]))
         return {
             "type": "function_call",
             "id": f"fc_{call.id}_{place}",
