@@ -186,7 +186,6 @@ class Chunks:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._base = _base(call, "chat.completion.chunk")
         self._sent: dict[int, int] = {}  # ids of each choice that have gone out
         self._tools: dict[int, int] = {}  # tool calls of each choice that have gone out
 
@@ -212,6 +211,10 @@ class Chunks:
     def fails(self, error: ApiError) -> bytes:
         """The error as an event."""
         return event(error_body(error))
+
+    @property
+    def _base(self) -> Json:
+        return _base(self._call, "chat.completion.chunk")  # a reply that was kept gives its call its own id
 
     def _said(self, choice: Choice, part: Part) -> Json:
         if part.call is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -38,10 +39,13 @@ class Process:
         session = await self.sessions.open("r", group="g", task=Task(id="t"), stream="s", **settings)
         return session.secret
 
-    async def ask(self, secret: str, messages: list[Any] = HI, *, key: str = "") -> httpx.Response:
+    async def ask(
+        self, secret: str, messages: list[Any] = HI, *, key: str = "", stream: bool = False
+    ) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://gateway") as client:
             sent = {"authorization": f"Bearer {secret}"} | ({"idempotency-key": key} if key else {})
-            return await client.post("/v1/chat/completions", headers=sent, json={"messages": messages})
+            body = {"messages": messages, "stream": stream}
+            return await client.post("/v1/chat/completions", headers=sent, json=body)
 
 
 def said(answer: httpx.Response) -> Any:
@@ -88,6 +92,15 @@ async def test_a_client_key_for_its_request_gets_one_reply(tmp_path: Path):
     other = await gateway.ask(secret, key="b")
     assert said(other)["content"] == "two"
     assert len(gateway.store.turns("r")) == 2
+
+
+async def test_a_reply_that_is_given_again_has_its_id_in_a_stream_too(tmp_path: Path):
+    gateway = Process(tmp_path / "t.sqlite", "one")
+    secret = await gateway.open()
+    whole = await gateway.ask(secret, key="a")
+    streamed = await gateway.ask(secret, key="a", stream=True)
+    events = [json.loads(line.removeprefix("data: ")) for line in streamed.text.split("\n\n")[:-2]]
+    assert {event["id"] for event in events} == {whole.json()["id"]}
 
 
 async def test_what_was_spent_before_counts_after_a_restart(tmp_path: Path):
