@@ -162,9 +162,12 @@ class Continuing:
         return self.r.marked(message, place, more=self.grown.get(place, "")) | thought
 
     def _sampled(self, place: int, known: Known) -> tuple[int, ...] | None:
-        if "reasoning_content" not in known.message or place in self.kept:
+        if place in self.kept:
             return known.reply_ids
-        return self.r.visible(known)
+        if "reasoning_content" in known.message:
+            return self.r.visible(known)
+        # reasoning that the prompt opened and that stayed empty: the reply begins with its end
+        return (self.r.visible(known) if self.r.opens_thinking else None) or known.reply_ids
 
 
 def _says(message: Json) -> bytes:

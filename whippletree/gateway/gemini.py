@@ -13,6 +13,7 @@ from typing import Any
 
 from whippletree.gateway.api import Api, event
 from whippletree.gateway.calls import Ask, Call
+from whippletree.gateway.chatform import image, unreadable
 from whippletree.gateway.choices import Choice
 from whippletree.gateway.errors import ApiError, bad_request
 from whippletree.gateway.fields import (
@@ -142,7 +143,7 @@ def _chat(content: Json, where: str, names: _Names) -> list[Json]:
     parts = content.get("parts")
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise bad_request(f"{where}.parts is a list of objects, but it is {json.dumps(parts)[:200]}", param="contents")
-    for part in parts:
+    for number, part in enumerate(parts):
         call, result = part.get("functionCall"), part.get("functionResponse")
         if isinstance(call, dict):
             name, given = str(call.get("name")), json.dumps(call.get("args") or {}, ensure_ascii=False)
@@ -150,11 +151,12 @@ def _chat(content: Json, where: str, names: _Names) -> list[Json]:
             calls.append({"id": names.called(name, call.get("id")), "type": "function", "function": function})
         elif isinstance(result, dict):
             call_id = names.answered(str(result.get("name")), result.get("id"))
-            results.append({"role": "tool", "tool_call_id": call_id, "content": _result(result.get("response"))})
+            said_back = _answer(result, f"{where}.parts[{number}].functionResponse")
+            results.append({"role": "tool", "tool_call_id": call_id, "content": said_back})
         elif isinstance(part.get("text"), str):
             said.append({"type": "thinking", "thinking": part["text"]} if part.get("thought") else _text(part["text"]))
-        elif "inlineData" in part or "fileData" in part:
-            said.append({"type": "image", **part})
+        elif file := part.get("inlineData") or part.get("fileData"):
+            said.append(_file(file, f"{where}.parts[{number}]"))
     role = "assistant" if content.get("role") == "model" else "user"
     out = {"role": role, "content": said} | ({"tool_calls": calls} if calls else {})
     return results + ([out] if said or calls or not results else [])
@@ -162,6 +164,22 @@ def _chat(content: Json, where: str, names: _Names) -> list[Json]:
 
 def _text(text: str) -> Json:
     return {"type": "text", "text": text}
+
+
+def _file(file: Any, where: str) -> Json:
+    """An image as chat completions have it."""
+    kind = str(file.get("mimeType")) if isinstance(file, dict) else "file"
+    if not kind.startswith("image/"):
+        raise unreadable(kind, where)
+    return image(f"data:{kind};base64,{file['data']}" if "data" in file else file.get("fileUri"), where)
+
+
+def _answer(result: Json, where: str) -> Any:
+    """What a function answered: text, with the images that came beside it."""
+    said, more = _result(result.get("response")), result.get("parts")
+    files = [part.get("inlineData") or part.get("fileData") for part in more or () if isinstance(part, dict)]
+    images = [_file(file, f"{where}.parts[{number}]") for number, file in enumerate(files)]
+    return [_text(said), *images] if images else said
 
 
 def _result(response: Any) -> str:

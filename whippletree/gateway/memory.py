@@ -60,7 +60,8 @@ class Memory:
         """Take in a turn as the gateway kept it."""
         info, ids = turn.info, turn.prompt_ids + turn.reply_ids
         key, place = bytes.fromhex(info["key"]), info["place"]
-        message = clean(message_of([Part(**row) for row in info["parts"]]), 0)
+        parts = [Part("text", info.get("begun", "")), *(Part(**row) for row in info["parts"])]
+        message = clean(message_of(parts), 0)
         thought = {*info.get("thought", ()), *([place] if "reasoning_content" in message else ())}
         known = Known(
             turn.id,

@@ -8,6 +8,7 @@ from typing import Any
 
 from whippletree.gateway.api import Api, event
 from whippletree.gateway.calls import Ask, Call
+from whippletree.gateway.chatform import image, unreadable
 from whippletree.gateway.choices import Choice
 from whippletree.gateway.errors import ApiError, bad_request
 from whippletree.gateway.fields import (
@@ -33,7 +34,9 @@ ERRORS = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    529: "overloaded_error",
 }
+READ = ("text", "thinking", "redacted_thinking", "tool_reference")
 
 
 def ask_of(request: Json, default_model: str) -> Ask:
@@ -48,6 +51,8 @@ def ask_of(request: Json, default_model: str) -> Ask:
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
     for place, message in enumerate(objects_of(request, "messages")):
         messages += _chat(message, f"messages[{place}].content")
+    if _is_beginning(messages[-1]):
+        messages[-1] = {**messages[-1], "prefix": True}
     return Ask(
         model=value(request, "model", (str,)) or default_model,
         messages=tuple(messages),
@@ -60,6 +65,14 @@ def ask_of(request: Json, default_model: str) -> Ask:
         stream=flag_of(request, "stream"),
         request=request,
     )
+
+
+def _is_beginning(last: Json) -> bool:
+    """Whether the reply goes on with this last message: text of the assistant, and nothing else."""
+    content = last.get("content")
+    blocks = content if isinstance(content, list) else []
+    others = "tool_calls" in last or any(block["type"] != "text" for block in blocks)
+    return last.get("role") == "assistant" and not others
 
 
 def _tools(request: Json) -> tuple[tuple[Json, ...], str]:
@@ -101,11 +114,24 @@ def _chat(message: Json, where: str) -> list[Json]:
         if kind == "tool_use":
             calls.append(_call(block, f"{where}[{number}]"))
         elif kind == "tool_result":
-            results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": _result(block)})
+            result = _result(block, f"{where}[{number}].content")
+            results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": result})
         else:
-            said.append(block)
+            said.append(_read(block, f"{where}[{number}]"))
     out = {"role": message.get("role"), "content": said} | ({"tool_calls": calls} if calls else {})
     return results + ([out] if said or calls or not results else [])
+
+
+def _read(block: Any, where: str) -> Json:
+    """The block as it is, an image as chat completions have it."""
+    kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+    if kind in READ:
+        return dict(block)
+    source = block.get("source") if kind == "image" else None
+    if not isinstance(source, dict):
+        raise unreadable(kind, where)
+    data = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    return image(data if source.get("type") == "base64" else source.get("url"), where)
 
 
 def _call(block: Json, where: str) -> Json:
@@ -115,9 +141,11 @@ def _call(block: Json, where: str) -> Json:
     return {"id": block.get("id"), "type": "function", "function": {"name": block["name"], "arguments": arguments}}
 
 
-def _result(block: Json) -> Any:
+def _result(block: Json, where: str) -> Any:
     """The content of a tool's result; a list of blocks is read as that of any message."""
     content = block.get("content")
+    if isinstance(content, list):
+        content = [_read(part, f"{where}[{number}]") for number, part in enumerate(content)]
     if content is not None and not isinstance(content, str | list):
         raise bad_request(f"a tool_result's content is a string or a list, but it is {json.dumps(content)[:200]}")
     return content or ("error" if block.get("is_error") else "")

@@ -73,6 +73,24 @@ def test_a_tool_that_failed_without_a_word_is_told_to_have_failed():
         result(content=7)
 
 
+def test_a_block_that_cannot_be_read_is_refused_where_the_client_sent_it():
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA"}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "see"}, pdf]}
+    for block, where in ((pdf, "messages[1].content[0]"), (result, "messages[1].content[0].content[1]")):
+        with pytest.raises(ApiError, match="'document'") as caught:
+            ask(system="brief", messages=[*HI, {"role": "user", "content": [block]}])
+        assert (caught.value.status, caught.value.param) == (400, where)
+
+
+def test_a_last_message_of_the_assistants_text_is_the_beginning_of_the_reply():
+    said = {"role": "assistant", "content": [{"type": "text", "text": "So"}]}
+    for last in (said, {"role": "assistant", "content": "So"}):
+        assert ask(messages=[*HI, last]).messages[-1] == last | {"prefix": True}
+    used = {"type": "tool_use", "id": "c1", "name": "add", "input": {}}
+    for last in (HI[0], {"role": "assistant", "content": [used]}, {"role": "system", "content": "late"}):
+        assert "prefix" not in ask(messages=[*HI, last]).messages[-1]
+
+
 def test_tools_and_their_choice_are_read():
     hosted = {"type": "web_search_20250305", "name": "web_search"}
     asked = ask(tools=[*TOOLS, hosted], tool_choice={"type": "any"})
@@ -93,7 +111,10 @@ def test_unknown_fields_are_harmless_and_others_are_refused_by_name():
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, "invalid_request_error"), (401, "authentication_error"), (503, "overloaded_error"), (500, "api_error")],
+    [
+        *((400, "invalid_request_error"), (401, "authentication_error"), (500, "api_error")),
+        *((503, "overloaded_error"), (529, "overloaded_error")),
+    ],
 )
 def test_errors_have_anthropics_shape(status: int, kind: str):
     assert error_body(ApiError(status, "no")) == {"type": "error", "error": {"type": kind, "message": "no"}}
@@ -169,6 +190,36 @@ async def test_a_stream_opens_and_closes_each_block(desk: MakeDesk):
     assert (given["index"], json.loads(given["delta"]["partial_json"])) == (1, {"a": 1})
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
     assert events[-2]["usage"]["output_tokens"] == len(made.turns()[0].reply_ids)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_reply_goes_on_with_what_the_client_began(desk: MakeDesk, stream: bool):
+    made = desk([" 3", "more"])
+    session = await made.open()
+    begun = {"role": "assistant", "content": "It is"}
+    answer = await post(made, session, messages=[*HI, begun], stream=stream)
+    assert answer.status_code == 200
+    assert made.engine.prompts[0].endswith("<|im_start|>assistant\nIt is")
+    (turn,) = made.turns()
+    assert turn.reply["content"] == [{"type": "text", "text": " 3"}]  # the continuation alone
+    if stream:
+        said = [event["delta"]["text"] for event in events_of(answer.text) if event["type"] == "content_block_delta"]
+        assert "".join(said) == " 3"
+    whole = {"role": "assistant", "content": "It is 3"}
+    await post(made, session, messages=[*HI, whole, {"role": "user", "content": "sure?"}])
+    one, two = made.turns()
+    assert two.prompt_ids[: len(one.prompt_ids + one.reply_ids)] == one.prompt_ids + one.reply_ids
+    assert (two.link, two.info["parent"], two.info.get("drift", 0)) == ("append", one.id, 0)
+
+
+async def test_a_begun_reply_is_another_step_than_a_free_one(desk: MakeDesk):
+    made = desk(lambda _: "x")
+    session = await made.open()
+    for messages in (HI, [*HI, {"role": "assistant", "content": "It is"}]):
+        await post(made, session, messages=messages)
+    one, two = made.turns()
+    assert one.info["step"] != two.info["step"]
+    assert "sibling" not in two.info and "retry_of" not in two.info
 
 
 async def test_counting_tokens_is_exact_and_leaves_no_turn(desk: MakeDesk):

@@ -27,6 +27,7 @@ from whippletree.types import Json, Link
 
 CACHED = 256  # texts
 REALIGN_LIMIT = 16  # tokens
+KEY = 16  # bytes of a key, see `chatform.keys_of`
 A_TOOL: Json = {
     "type": "function",
     "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
@@ -41,13 +42,14 @@ class Prompt:
     """What the model sees of one call, and how it follows from the turns before."""
 
     ids: tuple[int, ...]
-    key: bytes  # of the messages and tools
+    key: bytes  # of the messages and tools: what the reply answers, then what it goes on with
     link: Link = "root"
     parent: str = ""  # id of the turn that it continues, whole or in part
     drift: int = 0  # tokens of earlier replies that stand in it as newly tokenised text
     dropped_reasoning: bool = False  # of earlier replies, by the harness or the template
-    forced: str = ""  # how the prompt opened the reply; `opened` is the same in tokens
-    opened: int = 0
+    forced: str = ""  # how the prompt opened the reply's call
+    begun: str = ""  # text of the client's with which the prompt opened the reply
+    opened: int = 0  # tokens of either
     thinking: bool = False  # the prompt opened the reply's reasoning
     opening: bytes = b""  # key of the messages up to the first that is not the system's
     place: int = 0  # of the reply among the messages
@@ -55,17 +57,19 @@ class Prompt:
 
     def noted(self) -> Json:
         """What `Memory.remember` reads of it in a turn's info, and what a trainer may want to know."""
-        known = {"key": self.key.hex(), "opening": self.opening.hex(), "place": self.place, "parent": self.parent}
+        known = {"key": self.key[:KEY].hex(), "opening": self.opening.hex(), "place": self.place, "parent": self.parent}
         known |= {"drift": self.drift, "dropped_reasoning": self.dropped_reasoning, "forced": self.forced}
-        return known | {"opened": self.opened, "thought": sorted(self.thought)}
+        return known | {"begun": self.begun, "opened": self.opened, "thought": sorted(self.thought)}
 
 
 class Renderer:
     """Renders chats for one tokenizer. `realign_limit`: tokens of a reply that may have been changed, see `Prompt`.
 
     A template without tools, or that names no format of calls known here, gets them in the system message, unless
-    `tools_in_prompt` is False: then they are refused. `images` gives the text by which a model's processor knows an
-    image part again; without it images are refused.
+    `tools_in_prompt` is False: then they are refused. `images` is called with each image of a request, whatever API it
+    came by, as {"type": "image_url", "image_url": {"url": ...}} with an address or `data:` URL. It gives the text that
+    stands for it in the prompt, by which the engine's processor finds the image again; equal images get equal text.
+    Without it images are refused.
 
     Raises:
         ValueError: the tokenizer has no chat template.
@@ -103,6 +107,7 @@ class Renderer:
         self.opens_thinking = bool(self.thinking) and begins[len(bare) :].rstrip().endswith(THINK[0])
         self._calls_needed = not self._fits([USER, {"role": "assistant", "content": "a"}, ANSWER, _said("b")])
         self._before_call = self._opening_of_calls()
+        self._continues = self._may_begin()
         self.digests: Json = {
             "template": sha256(str(tokenizer.chat_template).encode()).hexdigest(),
             "tokenizer": _tokenizer_digest(tokenizer),
@@ -113,25 +118,32 @@ class Renderer:
     ) -> Prompt:
         """The prompt of these messages, continuing the turns of `memory` where they extend them.
 
+        A last message of the assistant with `prefix` set is the beginning of the reply.
+
         Raises:
             ApiError: a message cannot be rendered, or tools are given to a model that has no way to write them (400).
         """
         self._check_tools(tools)
         chat = [clean(message, place, self._images) for place, message in enumerate(messages)]
+        begins = chat and chat[-1]["role"] == "assistant" and messages[-1].get("prefix") is True
+        begun = self._begun(chat.pop(), tool_choice) if begins else ""
         keys = keys_of(chat, tools)
         first = next((n for n, message in enumerate(chat) if message["role"] != "system"), len(chat) - 1)
         found = Continuing(self, chat, tools, keys, memory).found(keys[first + 1])
-        forced, opened = self._forced(tool_choice, tools)
+        forced = self._forced(tool_choice, tools)
+        opened = self._ids(forced + begun)
+        closes = self._ids("\n" + THINK[1] + "\n\n") if opened and self.opens_thinking else ()
         return Prompt(
-            found.ids + opened,
-            keys[-1],
+            found.ids + closes + opened,
+            keys[-1] + begun.encode(),
             found.link,
             found.parent,
             found.drift,
             found.dropped_reasoning,
             forced=forced,
+            begun=begun,
             opened=len(opened),
-            thinking=self.opens_thinking and not forced,
+            thinking=self.opens_thinking and not opened,
             opening=keys[first + 1],
             place=len(chat),
             thought=found.thought,
@@ -141,13 +153,22 @@ class Renderer:
         """Equal for equal lists of tools; "" for none."""
         return blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=16).hexdigest() if tools else ""
 
-    def _forced(self, tool_choice: str, tools: Sequence[Json]) -> tuple[str, tuple[int, ...]]:
+    def _forced(self, tool_choice: str, tools: Sequence[Json]) -> str:
         if not tools or tool_choice in ("auto", "none"):
-            return "", ()
+            return ""
         assert self.tool_format
-        text = self.tool_format.opening("" if tool_choice == "required" else tool_choice)
-        closes = "\n" + THINK[1] + "\n\n" if self.opens_thinking else ""
-        return text, self._ids(closes + text)
+        return self.tool_format.opening("" if tool_choice == "required" else tool_choice)
+
+    def _begun(self, message: Json, tool_choice: str) -> str:
+        """The beginning of the reply that the client wrote."""
+        why = "" if self._continues else "this model's chat template does not end its prompts where a reply begins"
+        why = why if tool_choice in ("auto", "none") else f"`tool_choice` is {tool_choice}"
+        if other := sorted({"tool_calls", "reasoning_content"} & message.keys()):
+            why = f"it holds {', '.join(other)} too"
+        if why:
+            told = "a reply goes on with the text of a last message that is the assistant's, but "
+            raise bad_request(told + why, param="messages")
+        return str(message["content"])
 
     # ---- the template, and what it cannot take ----
 
@@ -184,6 +205,16 @@ class Renderer:
             return None
         place = call.find(self.name_of(0))
         return call[len(head) : place] if place >= 0 and call.startswith(head) else None
+
+    def _may_begin(self) -> bool:
+        """Whether the template writes a reply's text where its prompts end."""
+        try:
+            head, whole = self.text([USER], []), self.text([USER, _said(self._mark)], [], generation=False)
+        except ApiError:
+            return False
+        head = head.rpartition(THINK[0])[0] if self.opens_thinking else head
+        said = whole[len(head) :].partition(self._mark)
+        return whole.startswith(head) and bool(said[1]) and (self.opens_thinking or not said[0].strip())
 
     def _check_tools(self, tools: Sequence[Json]) -> None:
         if tools and self.tool_format is None:
