@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from whippletree.gateway.conftest import MakeDesk
-from whippletree.gateway.server import serve
+from whippletree.gateway.server import _bound, serve
 
 
 async def test_the_server_listens_on_loopback_and_ends_with_its_block(desk: MakeDesk):
@@ -28,6 +28,19 @@ async def test_a_port_in_use_is_named(desk: MakeDesk):
         with pytest.raises(ValueError, match=f"port {port} on 127.0.0.1 is in use; .* choose another"):
             async with serve(desk().app, port=port):
                 pass
+
+
+async def test_small_writes_leave_at_once_and_wait_for_no_acknowledgement():
+    found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async with await asyncio.start_server(connected, sock=_bound("127.0.0.1", 0)) as server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert await found
+        writer.close()
 
 
 async def test_the_server_ends_though_a_call_runs(desk: MakeDesk):
