@@ -83,11 +83,7 @@ def answered(api: str, url: str) -> tuple[str, Json]:
         items: list[Json] = [
             {"role": "user", "content": "hi"},
             {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
-            {
-                "type": "function_call_output",
-                "call_id": "c1",
-                "output": [{"type": "input_text", "text": "got "}, image],
-            },
+            {"type": "function_call_output", "call_id": "c1", "output": output},
         ]
         return "/v1/responses", {"input": items}
     if api == "messages":
