@@ -1,6 +1,7 @@
 """The gateway's HTTP side: who may call, how large a request may be, and how a reply leaves.
 
 Every API is served below any path prefix, as harnesses keep what their base URL holds; `/r/KEY` in it names a rollout.
+Where the sessions have an admin key, the paths of `rollouts` are served too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from whippletree.gateway.errors import ApiError
 from whippletree.gateway.fields import json_object
 from whippletree.gateway.parts import Part
 from whippletree.gateway.render import Renderer
+from whippletree.gateway.rollouts import Rollouts, header_key, named
 from whippletree.gateway.sessions import Sessions
 from whippletree.gateway.store import Store
 from whippletree.types import Engine, Json
@@ -51,7 +53,7 @@ def create_app(
     A stream is sent a sign of life after `keepalive` seconds of silence. A call waits up to `hold` seconds while
     weights change, and is then answered 503.
     """
-    gateway = Gateway(engine, renderer, store, model_name, hold)
+    gateway, rollouts = Gateway(engine, renderer, store, model_name, hold), Rollouts(store, sessions)
     app = FastAPI(title="whippletree", openapi_url=None, docs_url=None, redoc_url=None)
 
     async def healthz(request: Request) -> Response:
@@ -71,8 +73,8 @@ def create_app(
                 raise ApiError(405, f"{request.method} is not served at this path; use POST")
             session = sessions.find(_secret(request))
             asked = json_object(await _body(request, max_request_bytes))
-            if named := gemini.PATH.fullmatch(request.url.path):
-                asked = gemini.request_of(asked, named)
+            if of_gemini := gemini.PATH.fullmatch(request.url.path):
+                asked = gemini.request_of(asked, of_gemini)
             ask = api.ask_of(asked, model_name)
             if request.url.path.rstrip("/").endswith(("/count_tokens", ":countTokens")):
                 assert api.counted
@@ -86,6 +88,11 @@ def create_app(
         known = _api_of(request.url.path) or (request.method == "GET" and MODELS.fullmatch(request.url.path))
         if known:
             return await called(request)
+        if sessions.administered and (path := named(request.method, request.url.path)):
+            try:
+                return _json(*await rollouts.answer(request, path, lambda: _body(request, max_request_bytes)))
+            except ApiError as error:
+                return _error(error, chat.API)
         return _error(ApiError(404, f"Not Found: {request.method} is not served at this path"), chat.API)
 
     app.add_route("/healthz", healthz, methods=["GET"])
@@ -211,13 +218,9 @@ async def _body(request: Request, limit: int) -> bytes:
 
 
 def _secret(request: Request) -> str | None:
-    """The caller's key: from the path, else `Authorization: Bearer`, else `x-api-key`."""
-    if found := KEY.search(request.url.path):
-        return found[1]
-    kind, _, key = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return key.strip()
-    return request.headers.get("x-api-key") or request.headers.get("x-goog-api-key")
+    """The caller's key: from the path, else from a header."""
+    found = KEY.search(request.url.path)
+    return found[1] if found else header_key(request)
 
 
 def _models(name: str, path: re.Match[str] | None) -> Response:

@@ -67,6 +67,14 @@ COLUMNS = (
     "number, parent, taken, head, tail, id, prompt_ids, reply_ids, reply_logps, version, finish_reason, temperature, "
     "top_p, request, reply, thread, link, versions, info"
 )
+SUMMARY = {  # what is known of a rollout without its turns: name -> SQL
+    **dict.fromkeys(("id", "attempt", "state", "opened", "ended", "settings", "rewards", "ending", "blame", "reason")),
+    "group": '"group"',
+    "active": "COALESCE(active, opened)",
+    "turns": "(SELECT COUNT(*) FROM turns WHERE rollout_id = rollouts.id AND attempt = rollouts.attempt)",
+    "tokens": "(SELECT COALESCE(SUM(LENGTH(reply_ids)), 0) / 4 FROM turns "
+    "WHERE rollout_id = rollouts.id AND attempt = rollouts.attempt)",
+}
 LEAST = 16  # tokens that are worth a reference
 CANDIDATES = 16  # turns of an attempt that a new one may refer to: as many threads may take turns
 MEMORY = 256 << 20  # bytes of turns that are kept at hand to refer to

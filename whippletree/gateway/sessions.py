@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import itertools
 import secrets
 import time
@@ -12,11 +13,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
+from weakref import WeakValueDictionary
 
 from whippletree.gateway.budget import Budget, Spent
 from whippletree.gateway.errors import ApiError, bad_request
 from whippletree.gateway.memory import Memory
 from whippletree.gateway.retries import Steps
+from whippletree.gateway.rows import SessionRow
 from whippletree.gateway.store import Store
 from whippletree.gateway.threads import Threads
 from whippletree.types import Json, Task, Turn
@@ -28,6 +31,14 @@ class SamplingDefaults:
 
     temperature: float = 1.0
     max_tokens: int | None = None  # of a reply; None: what the window leaves
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature is 0 or more, but it is {self.temperature}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(
+                f"max_tokens is 1 or more, or None for what the window leaves, but it is {self.max_tokens}"
+            )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -119,6 +130,8 @@ class Sessions:
         self._by_hash: dict[str, Session] = {}
         self._by_rollout: dict[str, Session] = {}
         self._closed: set[str] = set()  # hashes; the store may not have heard of the end yet
+        self._admin = ""  # hash of the key that opens, reads and ends all rollouts; "" for none
+        self._alone: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def open(
         self,
@@ -129,8 +142,12 @@ class Sessions:
         stream: str,
         defaults: SamplingDefaults | None = None,
         budget: Budget | None = None,
+        sealed: bool = False,
     ) -> Session:
-        """A new attempt at this rollout, with a new secret; an attempt that is still open is closed first."""
+        """A new attempt at this rollout, with a new secret; an attempt that is still open is closed first.
+
+        The secret of a `sealed` one serves calls of the model alone: it neither rewards nor reads its rollout.
+        """
         await self.close(rollout_id)
         secret = secrets.token_urlsafe(32)
         settings = {
@@ -138,6 +155,7 @@ class Sessions:
             "defaults": asdict(defaults or SamplingDefaults()),
             "budget": asdict(budget or Budget()),
             "opened": time.time(),
+            "sealed": sealed,
         }
         attempt = await self._store.open_rollout(
             rollout_id, group=group, task=task, secret_hash=_hash(secret), settings=settings
@@ -174,9 +192,34 @@ class Sessions:
             )
         return session
 
+    def admit(self, key: str) -> None:
+        """Serve the paths of `rollouts` too; this key opens, reads and ends every rollout."""
+        self._admin = _hash(key)
+
+    @property
+    def administered(self) -> bool:
+        """Whether there is an admin key."""
+        return bool(self._admin)
+
+    def is_admin(self, key: str | None) -> bool:
+        """Whether this is the admin key, in a time that does not tell how much of it is right."""
+        return bool(key and self._admin) and hmac.compare_digest(_hash(key or ""), self._admin)
+
+    def row_of(self, secret: str) -> SessionRow | None:
+        """The attempt that was opened with this secret, ended or not."""
+        return self._store.session_of(_hash(secret))
+
+    def loaded(self, rollout_id: str) -> Session | None:
+        """The open session of this rollout, if this process opened it or served a call of it."""
+        return self._by_rollout.get(rollout_id)
+
+    def alone(self, rollout_id: str) -> asyncio.Lock:
+        """To be held while something is said of this rollout, so that nothing is said after its end."""
+        return self._alone.setdefault(rollout_id, asyncio.Lock())
+
     def _from_store(self, secret: str, session: Session | None) -> Session | None:
         """The rollout of this secret as the store has it: gone on with, or `None` where it is not open."""
-        row = self._store.session_of(_hash(secret))
+        row = self.row_of(secret)
         if row is None or row.state != "open" or not row.settings or _hash(secret) in self._closed:
             return None
         session = session or self._kept(_session(row.rollout_id, row.attempt, secret, row.settings))

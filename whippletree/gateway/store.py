@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from whippletree.gateway.rows import COLUMNS, Database, Recent, SessionRow, prepare, stamp, turns_of
+from whippletree.gateway.rows import COLUMNS, SUMMARY, Database, Recent, SessionRow, prepare, stamp, turns_of
 from whippletree.gateway.sqlite import File
 from whippletree.types import Blame, Ending, Json, Rollout, Task, Turn
 
@@ -213,12 +213,25 @@ class Store:
         rows = map(_session, self._read(f"{SESSION} WHERE state = 'open' ORDER BY id", ()))
         return [row for row in rows if idle_since is None or row.active < idle_since]
 
-    def rollout(self, rollout_id: str) -> Rollout | None:
-        """The latest attempt at this rollout once it has ended; `None` while it is open or unknown."""
+    def summaries(
+        self, rollout_id: str | None = None, *, after: str = "", limit: int = 1, state: str | None = None
+    ) -> list[Json]:
+        """What `rows.SUMMARY` names of the latest attempt at this rollout, or at those that follow the id `after`."""
+        which, values = ("id > ?", after) if rollout_id is None else ("id = ?", rollout_id)
+        rows = self._read(
+            f"SELECT {', '.join(sql or name for name, sql in SUMMARY.items())} FROM rollouts "
+            f"WHERE {which} AND {LATEST} AND state IN (?, ?) ORDER BY id LIMIT ?",
+            (values, state or "open", state or "ended", limit),
+        )
+        found = [dict(zip(SUMMARY, row, strict=True)) for row in rows]
+        return [{**row, **{name: json.loads(row[name]) for name in ("settings", "rewards")}} for row in found]
+
+    def rollout(self, rollout_id: str, *, or_open: bool = False) -> Rollout | None:
+        """The latest attempt at this rollout once it has ended, or also before; `None` where there is none."""
         rows = self._read(
             'SELECT "group", task, ending, blame, reason, rewards, info, attempt FROM rollouts '
-            f"WHERE id = ? AND state = 'ended' AND {LATEST}",
-            (rollout_id,),
+            f"WHERE id = ? AND state IN ('ended', ?) AND {LATEST}",
+            (rollout_id, "open" if or_open else "ended"),
         )
         for group, task, ending, blame, reason, rewards, info, attempt in rows:
             return Rollout(
