@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from whippletree.collect import Collector
+from whippletree.collect import Collector, Runner
 from whippletree.config import SamplingSection
 from whippletree.engine.scripted import ScriptedEngine
 from whippletree.gateway.app import create_app
@@ -46,6 +46,8 @@ class Runs:
     play: Play = once
     reward: Reward = length
     limit: int = 64
+    harnesses: dict[str, Runner] = field(default_factory=dict)  # in place of the lone one
+    digests: dict[str, Any] = field(default_factory=dict)
     ran: list[str] = field(default_factory=list)  # task ids, in the order in which runs began
     progress: list[tuple[int, int]] = field(default_factory=list)
 
@@ -65,16 +67,16 @@ class Runs:
         return found
 
     def collector(self, **sampling: Any) -> Collector:
-        sizes = {"tasks_per_step": 2, "rollouts_per_task": 3, **sampling}
+        sizes = {"tasks_per_step": 2, "rollouts_per_task": 3, "unfinished_reward": 100.0, **sampling}
         return Collector(
-            harness=self,
+            harnesses=self.harnesses or {"scripted": Runner(self, self.limit)},
             store=self.store,
             sessions=self.sessions,
             server="http://gateway",
             rewards={"length": self.reward},
             reward_timeout=5,
             sampling=SamplingSection(**sizes),
-            limit=self.limit,
+            digests=self.digests,
             progress=lambda done, total: self.progress.append((done, total)),
         )
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from whippletree import config, tasks
 from whippletree.chosen import chosen_method
-from whippletree.collect import Collector, rewards_of
+from whippletree.collect import Collector, Runner, rewards_of
 from whippletree.engine.torch import TorchEngine
 from whippletree.gateway.app import create_app
 from whippletree.gateway.render import Renderer
@@ -35,11 +35,11 @@ from whippletree.models.pretrained import Pretrained, load, recompute
 from whippletree.reward.from_harness import from_harness
 from whippletree.tree.attention import use_fast_attention
 from whippletree.tree.families import prove
-from whippletree.tree.fidelity import check
+from whippletree.tree.fidelity import check, in_context
 from whippletree.tree.forward import forward
 from whippletree.tree.pack import micro_batches
 from whippletree.tree.packed import Layout
-from whippletree.types import Batch, Forward, Method, Reward, Rollout, Services, Task
+from whippletree.types import Batch, Forward, Json, Method, Reward, Rollout, Services, Task
 from whippletree.update.adamw import AdamW, Updater
 from whippletree.update.lora import Lora, add_lora
 
@@ -105,6 +105,7 @@ class Gateway:
     store: Store
     sessions: Sessions
     server: str  # its URL
+    digests: Json  # of the template and the tokenizer
 
 
 @asynccontextmanager
@@ -126,7 +127,7 @@ async def gateway(
     sessions = Sessions(store)
     try:
         async with serve(create_app(engine, renderer, store, sessions, model_name=name), host=host, port=port) as url:
-            yield Gateway(engine, store, sessions, url)
+            yield Gateway(engine, store, sessions, url, renderer.digests)
     finally:
         engine.close()
         store.close()
@@ -156,27 +157,31 @@ async def build(recipe: config.Recipe, folder: Path, *, progress: Callable[[int,
         ValueError: the recipe asks for what does not exist or cannot work, with the reason.
     """
     method = chosen_method(recipe)
-    harness, rewards = chosen_harness(recipe.harness), chosen_rewards(recipe)
+    harnesses = {
+        section.label: Runner(chosen_harness(section), section.concurrency, section.takes_cut_replies)
+        for section in recipe.harness
+    }
+    rewards = chosen_rewards(recipe)
     train, held_out = chosen_tasks(recipe)
     with ThreadPoolExecutor(1) as once:  # torch's helpers of this thread end with it, and do not crowd the engine's
         choice = asyncio.get_running_loop().run_in_executor(once, chosen_policy, recipe, method)
         policy, updater, services = await choice
-    name, limit = Path(recipe.model.path).name, recipe.harness.concurrency
-    async with gateway(policy, folder / "turns.sqlite", name=name, rows=limit, seed=recipe.seed) as served:
+    name, rows = Path(recipe.model.path).name, sum(runner.limit for runner in harnesses.values())
+    async with gateway(policy, folder / "turns.sqlite", name=name, rows=rows, seed=recipe.seed) as served:
         yield Parts(
             recipe=recipe,
             method=method,
             policy=policy,
             engine=served.engine,
             collector=Collector(
-                harness=harness,
+                harnesses=harnesses,
                 store=served.store,
                 sessions=served.sessions,
                 server=served.server,
                 rewards=rewards,
                 reward_timeout=recipe.reward_timeout,
                 sampling=recipe.sampling,
-                limit=limit,
+                digests=served.digests,
                 progress=progress,
             ),
             updater=updater,
@@ -289,18 +294,27 @@ def chosen_policy(recipe: config.Recipe, method: Method) -> tuple[Policy, Update
     return policy, updater, Services(scorers=scorers)
 
 
-def faithful(batch: Batch, logp_N: Tensor, *, recipe: config.Recipe, decode: Callable[[list[int]], str]) -> None:
+def faithful(
+    rollouts: Sequence[Rollout],
+    batch: Batch,
+    logp_N: Tensor,
+    *,
+    recipe: config.Recipe,
+    decode: Callable[[Sequence[int]], str],
+) -> None:
     """Refuse a step whose log-probs at training are not those at sampling, within the recipe's limits.
 
     Raises:
-        FidelityError: beyond the limits, with the worst tokens.
+        FidelityError: beyond the limits, with the three worst tokens as they stand in their turns.
     """
     seen = replace(batch, logp_old_N=torch.where(logp_N.isnan(), torch.nan, batch.logp_old_N))  # what was not left out
     limits = recipe.fidelity
 
     def describe(n: int) -> str:
-        around = batch.id_N[max(0, n - 8) : n + 1].tolist()
-        return repr(decode(around))
+        k = int(batch.turn_N[n])
+        turn = [turn for rollout in rollouts for turn in rollout.turns][k]
+        at = len(turn.prompt_ids) + n - int((batch.turn_N < k).sum())
+        return in_context([*turn.prompt_ids, *turn.reply_ids], at, decode)
 
     check(logp_N, seen, mean_limit=limits.mean_limit, max_limit=limits.max_limit, describe=describe)
 

@@ -45,11 +45,11 @@ def jsonl(path: Path, *rows: dict[str, Any], **section: Any) -> config.TasksSect
 
 def test_a_launcher_is_a_harness_that_speaks_the_api_of_the_recipe() -> None:
     path = "recipes/harness/openai_agents.toml"
-    harness = chosen_harness(recipe(harness={"kind": "launcher", "agent": path, "api": "responses"}).harness)
+    harness = chosen_harness(*recipe(harness={"kind": "launcher", "agent": path, "api": "responses"}).harness)
     assert isinstance(harness, LaunchedHarness)
     assert (harness.launcher.name, harness.api) == ("openai-agents", "responses")
     with pytest.raises(ValueError, match="but gemini was asked for"):
-        chosen_harness(recipe(harness={"kind": "launcher", "agent": path, "api": "gemini"}).harness)
+        chosen_harness(*recipe(harness={"kind": "launcher", "agent": path, "api": "gemini"}).harness)
 
 
 ROWS = [{"prompt": f"{n}?", "answer": str(n)} for n in range(8, 13)]  # 8, 9, 10, 11, 12

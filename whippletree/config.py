@@ -8,9 +8,9 @@ import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from whippletree import toml
 
@@ -57,6 +57,7 @@ class TasksSection(Section):
 
 
 class HarnessSection(Section):
+    name: str = Field("", description="of its groups and metrics; default: that of its file or function's module")
     kind: Literal["function", "command", "launcher"] = Field("function", description="how the agent is started")
     agent: str = Field(
         description="module:function or file.py:function, the command line to start, or a launcher's TOML file",
@@ -66,6 +67,22 @@ class HarnessSection(Section):
     timeout: float = Field(120.0, gt=0, description="seconds a rollout may take; a launcher says its own")
     concurrency: int = Field(64, ge=1, description="rollouts that run at once")
     environment: dict[str, str] = Field(default_factory=dict, description="further variables of a command")
+    length_stop: Literal["auto", "truncated", "done"] = Field(
+        "auto",
+        description="what a run is whose last reply was cut for length, though the agent says that it is done; auto: "
+        "done of a function, truncated of others, which seldom look",
+    )
+
+    @property
+    def label(self) -> str:
+        """Its name in groups and metrics."""
+        place = self.agent.rpartition(":")[0] or self.agent
+        return self.name or ("command" if self.kind == "command" else re.sub(r"\.(py|toml)$", "", Path(place).name))
+
+    @property
+    def takes_cut_replies(self) -> bool:
+        """Whether a run that ends on a reply that was cut for length is done."""
+        return self.length_stop == "done" or (self.length_stop == "auto" and self.kind == "function")
 
     @model_validator(mode="after")
     def _environment_needs_a_command(self) -> HarnessSection:
@@ -91,6 +108,18 @@ class SamplingSection(Section):
     rollouts_per_task: int = Field(8, ge=1, description="G, the size of a group")
     reply_tokens: int = Field(512, ge=1, description="most tokens of one reply, not of a rollout")
     turns: int = Field(64, ge=1, description="most calls of one rollout")
+    tokens: int | None = Field(None, ge=1, description="most tokens that one rollout samples in all; default: no limit")
+    seconds: float | None = Field(
+        None,
+        gt=0,
+        description="after which a rollout's calls are refused, so that it ends as truncated; default: never",
+    )
+    calls_per_second: float | None = Field(
+        None, gt=0, description="most calls of one rollout, over ten seconds: some agents ask again for ever"
+    )
+    unfinished_reward: float = Field(
+        0.0, description="the most that any channel gives a rollout that was truncated; one below it stays as it is"
+    )
     temperature: float = Field(1.0, gt=0, description="of training rollouts")
     on_failure: Literal["resample", "drop", "keep"] = Field(
         "resample", description="a failed rollout is run again, its group is dropped, or its group goes on without it"
@@ -160,6 +189,9 @@ class FidelitySection(Section):
         return self
 
 
+Harnesses = Annotated[tuple[HarnessSection, ...], BeforeValidator(lambda x: [x] if isinstance(x, Mapping) else x)]
+
+
 class Recipe(Section):
     """A whole run."""
 
@@ -177,7 +209,7 @@ class Recipe(Section):
     )
     model: ModelSection = ModelSection()
     tasks: TasksSection
-    harness: HarnessSection
+    harness: Harnesses = Field(min_length=1, strict=False, description="how the agent is started; or several agents")
     rewards: tuple[RewardSection, ...] = Field((), strict=False, description="default: what the harness itself gives")
     reward_timeout: float = Field(60.0, gt=0, description="seconds; a reward that takes longer is missing")
     sampling: SamplingSection = SamplingSection()
@@ -197,12 +229,18 @@ class Recipe(Section):
             raise ValueError(
                 f"the reward channels {names} all have weight 0, so nothing can be learned: give one a weight"
             )
+        labels = [harness.label for harness in self.harness]
+        if len(set(labels)) != len(labels) or not all(re.fullmatch(r"\w[\w.-]*", label) for label in labels):
+            raise ValueError(
+                f"each harness needs a name of its own, of letters, digits and any of . _ -, but got {labels}: set "
+                f"`name` in [[harness]]"
+            )
         if update.warmup_steps >= self.steps:
             raise ValueError(
                 f"update.warmup_steps must be below steps, or the learning rate is never reached, but got "
                 f"{update.warmup_steps} of {self.steps}"
             )
-        rollouts = sampling.tasks_per_step * sampling.rollouts_per_task
+        rollouts = sampling.tasks_per_step * sampling.rollouts_per_task * len(labels)
         if update.minibatches > rollouts:
             raise ValueError(f"a step has {rollouts} rollouts, too few for update.minibatches = {update.minibatches}")
         if context is not None and sampling.reply_tokens >= context:
@@ -248,14 +286,23 @@ def parse(table: Mapping[str, Any], *, beside: Path | None = None) -> Recipe:
     try:
         recipe = Recipe.model_validate(table)
     except ValidationError as error:
-        lines = (f"  {_words([str(part) for part in each['loc']], each)}" for each in error.errors())
+        lone = isinstance(table.get("harness"), Mapping)
+        paths = [[str(part) for part in each["loc"]] for each in error.errors()]
+        paths = [[*path[:1], *path[2:]] if lone and path[:2] == ["harness", "0"] else path for path in paths]
+        lines = (f"  {_words(path, each)}" for path, each in zip(paths, error.errors(), strict=True))
         raise ValueError("the recipe is refused:\n" + "\n".join(lines)) from None
     return _resolve(recipe, beside) if beside else recipe
 
 
 def dump(recipe: Recipe) -> str:
     """The resolved recipe as TOML that `load` reads back to an equal one."""
-    return toml.dump(recipe.model_dump(exclude_none=True))
+    return toml.dump(plain(recipe, exclude_none=True))
+
+
+def plain(recipe: Recipe, **options: Any) -> dict[str, Any]:
+    """The recipe as a table, in which a lone harness is a table as well."""
+    table = recipe.model_dump(**options)
+    return {**table, "harness": table["harness"][0]} if len(table["harness"]) == 1 else table
 
 
 def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
@@ -266,7 +313,7 @@ def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
             return {path: value}
         return {k: v for key, item in value.items() for k, v in flat(item, f"{path}.{key}" if path else key).items()}
 
-    a, b = flat(one.model_dump()), flat(other.model_dump())
+    a, b = flat(plain(one)), flat(plain(other))
     return {key: (a.get(key), b.get(key)) for key in [*a, *(b.keys() - a.keys())] if a.get(key) != b.get(key)}
 
 
@@ -333,12 +380,15 @@ def _resolve(recipe: Recipe, folder: Path) -> Recipe:
     def tasks(section: TasksSection) -> TasksSection:
         return section.model_copy(update={"source": place(section.source)}) if section.kind == "jsonl" else section
 
-    start = {"command": command, "launcher": place, "function": function}[recipe.harness.kind]
+    def harness(section: HarnessSection) -> HarnessSection:
+        start = {"command": command, "launcher": place, "function": function}[section.kind]
+        return section.model_copy(update={"agent": start(section.agent)})
+
     held_out = recipe.evaluation.tasks
     return recipe.model_copy(
         update={
             "model": recipe.model.model_copy(update={"path": place(recipe.model.path)}),
-            "harness": recipe.harness.model_copy(update={"agent": start(recipe.harness.agent)}),
+            "harness": tuple(map(harness, recipe.harness)),
             "rewards": tuple(r.model_copy(update={"function": function(r.function)}) for r in recipe.rewards),
             "tasks": tasks(recipe.tasks),
             "evaluation": recipe.evaluation.model_copy(update={"tasks": held_out and tasks(held_out)}),

@@ -210,7 +210,7 @@ def test_files_and_folders_beside_the_recipe_are_named_in_full(tmp_path: Path) -
     with contextlib.chdir(tmp_path):  # found beside the recipe, wherever the command is given
         found = config.load("my recipes/recipe.toml")
     assert found.model.path == str(folder / "model")
-    assert found.harness.agent == f"{folder / 'agent.py'}:agent"
+    assert found.harness[0].agent == f"{folder / 'agent.py'}:agent"
     assert [reward.function for reward in found.rewards] == [f"{folder / 'rewards.py'}:a", "package.rewards:b"]
     assert found.tasks.source == str(folder / "train.jsonl")
     assert found.evaluation.tasks is not None
@@ -223,7 +223,7 @@ def test_a_command_runs_elsewhere_so_its_files_are_named_in_full(tmp_path: Path)
     (tmp_path / "agent.py").touch()
     command = recipe(harness={"kind": "command", "agent": 'python  agent.py --say "two words" missing.py'})
     found = config.load(write(tmp_path, config.dump(command)))
-    assert found.harness.agent == f'python  {tmp_path / "agent.py"} --say "two words" missing.py'
+    assert found.harness[0].agent == f'python  {tmp_path / "agent.py"} --say "two words" missing.py'
 
 
 def test_what_is_not_beside_the_recipe_stays_as_it_is_written(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ class Learner:
     Args:
         forward: one differentiable packed pass (policy and layout inside).
         plan: micro-batches of whole rollouts under the token budget.
-        check: is given the batch and the log-probs at training before the step is made, and may refuse it by raising.
+        check: is given the rollouts, the batch and the log-probs at training before the step is made, and may refuse
+            it by raising.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Learner:
         epochs: int = 1,
         minibatches: int = 1,
         seed: int = 0,
-        check: Callable[[Batch, Tensor], None] = lambda batch, logp_N: None,
+        check: Callable[[Sequence[Rollout], Batch, Tensor], None] = lambda rollouts, batch, logp_N: None,
     ) -> None:
         self.method, self.updater, self.forward, self.plan = method, updater, forward, plan
         self.epochs, self.minibatches, self.seed, self.check = epochs, minibatches, seed, check
@@ -78,7 +79,7 @@ class Learner:
             first = number < self.minibatches  # the first pass over each rollout is the one before any update of it
             losses.append(self._accumulate(turns, batch, advantage_N, part_R, learned, first=first))
             if first:
-                self.check(batch, learned.logp_N)
+                self.check(rollouts, batch, learned.logp_N)
             with clocked(learned.seconds, "time/update"):
                 norms.append(self.updater.step(rate))
         learned.metrics |= {

@@ -116,7 +116,7 @@ def test_minibatches_make_as_many_steps_and_epochs_repeat_them() -> None:
         partial(micro_batches, token_budget=100),
         epochs=3,
         minibatches=2,
-        check=lambda batch, logp_N: seen.append(int((~logp_N.isnan()).sum())),
+        check=lambda rollouts, batch, logp_N: seen.append(int((~logp_N.isnan()).sum())),
     )
     learned = learner.update(ROLLOUTS, Batch.of(ROLLOUTS), step=0, rate=1e-3)
     assert int(updater.moments()["model.norm.weight/step"]) == 6

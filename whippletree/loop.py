@@ -9,12 +9,12 @@ from typing import Any
 
 from whippletree.analysis.intervals import wilson
 from whippletree.build import Parts, accepts
-from whippletree.collect import Collected, rewards_of
+from whippletree.collect import HARNESS, Collected, rewards_of
 from whippletree.learn import Learned
 from whippletree.report.metrics import Metrics, read
 from whippletree.report.terminal import View
 from whippletree.run_directory import RunDirectory, State
-from whippletree.stats import batch_metrics, collected_metrics, fidelity_metrics
+from whippletree.stats import batch_metrics, collected_metrics, fidelity_metrics, harness_metrics
 from whippletree.tree.black_box import kept, threads
 from whippletree.types import Batch, Rollout
 
@@ -75,6 +75,7 @@ class Loop:
         }
         told = (
             collected_metrics(found, rollouts)
+            | harness_metrics(rollouts, rewards_of(rollouts, self.weights), found.failed_under)
             | left_out
             | batch_metrics(rollouts, batch)
             | learned.metrics
@@ -154,7 +155,17 @@ class Loop:
 
 
 def evaluation(runs: Sequence[Rollout], weights: dict[str, float], success: float) -> dict[str, Any]:
-    """The figures of an evaluation; a failed rollout is missing, and counted."""
+    """The figures of an evaluation, and of each harness where there are several; a failed rollout is missing."""
+    told = _solved(runs, weights, success)
+    under = [run.info.get(HARNESS, "") for run in runs]
+    names = list(dict.fromkeys(name for name in under if name))
+    for name in names if len(names) > 1 else ():
+        mine = _solved([run for run, other in zip(runs, under, strict=True) if other == name], weights, success)
+        told |= {key.replace("eval/", f"eval/{name}/"): value for key, value in mine.items()}
+    return told
+
+
+def _solved(runs: Sequence[Rollout], weights: dict[str, float], success: float) -> dict[str, Any]:
     totals = [total for total in rewards_of(runs, weights) if total is not None]
     solved = sum(total >= success for total in totals)
     interval = wilson(solved, len(totals)) if totals else None

@@ -67,7 +67,7 @@ async def _run(recipe: config.Recipe, directory: RunDirectory, console: Console)
         header = {
             "model": f"{recipe.model.path}, {number_type} ({pretrained.why})",
             "method": recipe.method,
-            "task": f"{recipe.tasks.source} under {recipe.harness.agent.rsplit('/', 1)[-1]}",
+            "task": f"{recipe.tasks.source} under {', '.join(x.agent.rsplit('/', 1)[-1] for x in recipe.harness)}",
             "writes": str(directory.path),
         }
         with View(f"whippletree {recipe.name}", recipe.steps, header=header, console=console) as view:

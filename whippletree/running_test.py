@@ -66,6 +66,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_command_trains_by_the_rewards_it_leaves(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     harness: dict[str, Any] = {"harness.kind": "command", "harness.agent": f"{sys.executable} agent.py"}
+    harness["harness.length_stop"] = "done"  # the agent does not mind
     path = runs.recipe(tmp_path, **harness)
     path.write_text(path.read_text().split("[[rewards]]")[0])
     runs.run(path, tmp_path / "runs", "steps=2", "sampling.rollouts_per_task=2")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from whippletree.collect import Collected
+from whippletree.collect import HARNESS, Collected
 from whippletree.credit.groups import std_within
 from whippletree.tree.fidelity import drift
 from whippletree.tree.grow import metrics as merges
@@ -61,6 +61,27 @@ def batch_metrics(rollouts: Sequence[Rollout], batch: Batch) -> dict[str, float]
         "frac_untrainable_tokens": float((~batch.trainable_N).double().mean()) if batch.tokens else 0.0,
         **{f"tree/{name}": value for name, value in merged.items()},
     }
+
+
+def harness_metrics(
+    rollouts: Sequence[Rollout], rewards: Sequence[float | None], failed: Mapping[str, int]
+) -> dict[str, float]:
+    """Of each harness in the step: rollouts, failures, truncations, turns and total reward on average."""
+    under = [rollout.info[HARNESS] for rollout in rollouts]
+    told: dict[str, float] = {}
+    for name in dict.fromkeys([*under, *failed]):
+        mine = [rollout for rollout, other in zip(rollouts, under, strict=True) if other == name]
+        known = [x for x, other in zip(rewards, under, strict=True) if other == name and x is not None]
+        told |= {
+            f"harness/{name}/rollouts": len(mine),
+            f"harness/{name}/failed": failed.get(name, 0),
+            f"harness/{name}/truncated": sum(rollout.ending == "truncated" for rollout in mine),
+        }
+        if mine:
+            told[f"harness/{name}/turns"] = sum(len(rollout.turns) for rollout in mine) / len(mine)
+        if known:
+            told[f"harness/{name}/reward"] = sum(known) / len(known)
+    return told
 
 
 def fidelity_metrics(logp_N: Tensor, batch: Batch) -> dict[str, float]:

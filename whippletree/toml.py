@@ -31,11 +31,15 @@ def change(table: dict[str, Any], setting: str) -> None:
     if not equals or not all([*tables, key]):
         raise ValueError(f"a setting must look like update.learning_rate=1e-5, but got {setting!r}")
     value = _read(text.strip(), setting)
+    here: Any = table
     for name in tables:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
+        if isinstance(here, list):  # an array of tables: `harness.1.timeout=60`
+            here = here[int(name)] if name.isdecimal() and int(name) < len(here) else None
+        else:
+            here = here.setdefault(name, {})
+        if not isinstance(here, dict) and not (isinstance(here, list) and name != tables[-1]):
             raise ValueError(f"{setting!r} sets a key inside {name}, which is not a table: set {name} as a whole")
-    table[key] = value
+    here[key] = value
 
 
 def _read(text: str, setting: str) -> Any:

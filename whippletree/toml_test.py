@@ -85,6 +85,19 @@ def test_a_setting_leaves_its_neighbours() -> None:
     assert table == {"a": {"b": 9, "c": 2}, "d": 3}
 
 
+def test_a_setting_reaches_into_an_array_of_tables_by_number() -> None:
+    table = {"a": [{"b": 1}, {"b": {"c": 2}}]}
+    toml.change(table, "a.0.b=9")
+    toml.change(table, "a.1.b.c=8")
+    assert table == {"a": [{"b": 9}, {"b": {"c": 8}}]}
+
+
+@pytest.mark.parametrize("setting", ["a.2.b=1", "a.x.b=1", "a.-1.b=1"])
+def test_a_table_that_an_array_does_not_have_is_refused(setting: str) -> None:
+    with pytest.raises(ValueError, match="which is not a table"):
+        toml.change({"a": [{"b": 1}, {"b": 2}]}, setting)
+
+
 @pytest.mark.parametrize("setting", ["steps", "=3", "", "a.=3", ".a=3", "a..b=3"])
 def test_a_setting_without_path_or_value_is_refused(setting: str) -> None:
     with pytest.raises(ValueError, match=r"must look like update\.learning_rate=1e-5"):

@@ -172,7 +172,12 @@ class Call:
         return min(self.ask.max_tokens or session.defaults.max_tokens or room, room)
 
     async def _run(self, form: Form, hear: Hear | None) -> None:
-        room = self._room()
+        before = self.session.truncated
+        try:
+            room, self.session.truncated = self._room(), ""  # a call that is let in shows that the harness went on
+        finally:
+            if self._thread != "main":  # whether a refusal of a side thread ends the run is the harness's to say
+                self.session.truncated = before
         await self._serving()
         self.sampling = True
         digest = sha256(np.asarray(self.prompt.ids, "<i4").tobytes()).hexdigest()[:32]

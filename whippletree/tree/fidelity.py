@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def check(
     mean_limit: float,
     max_limit: float,
     describe: Callable[[int], str] | None = None,
-    worst: int = 5,
+    worst: int = 3,
 ) -> dict[str, float]:
     """The drift, if it is within both limits (nats).
 
@@ -55,6 +55,12 @@ def check(
         f"would not be of the policy that sampled. Check that engine and trainer hold the same weights, template and "
         f"number type, or raise the limits. Worst:\n" + "\n".join(lines)
     )
+
+
+def in_context(ids: Sequence[int], at: int, decode: Callable[[Sequence[int]], str], *, around: int = 16) -> str:
+    """The text around token number `at`, which stands between >>> and <<<."""
+    before, after = ids[max(0, at - around) : at], ids[at + 1 : at + 1 + around // 2]
+    return repr(f"{decode(before)}>>>{decode(ids[at : at + 1])}<<<{decode(after)}")
 
 
 def _gap(logp_train_N: Tensor, batch: Batch) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from whippletree.tree.fidelity import FidelityError, check, drift
+from whippletree.tree.fidelity import FidelityError, check, drift, in_context
 from whippletree.types import Batch, Rollout, Task, Turn
 
 
@@ -45,3 +45,17 @@ def test_not_a_number_at_training_is_the_worst_drift():
 
 def test_where_nothing_is_trainable_nothing_drifts():
     assert drift(torch.zeros(1), _batch([math.nan])) == {"logp_drift/mean": 0.0, "logp_drift/max": 0.0}
+
+
+def test_a_token_is_shown_where_it_stands():
+    ids = list(range(40))
+    shown = in_context(ids, 30, lambda some: "".join(f" {x}" for x in some), around=4)
+    assert shown == "' 26 27 28 29>>> 30<<< 31 32'"
+    assert in_context(ids, 0, str, around=4) == "'[]>>>[0]<<<[1, 2]'"
+    assert in_context(ids, 39, str, around=4) == "'[35, 36, 37, 38]>>>[39]<<<[]'"
+
+
+def test_three_tokens_are_shown():
+    with pytest.raises(FidelityError) as stopped:
+        check(torch.zeros(5), _batch([-1.0, -2.0, -3.0, -4.0, -5.0]), mean_limit=0.1, max_limit=0.2)
+    assert [line.split()[1] for line in str(stopped.value).splitlines()[1:]] == ["4", "3", "2"]
