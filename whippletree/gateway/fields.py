@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,15 +19,22 @@ def json_object(body: bytes) -> Json:
     """The request's body.
 
     Raises:
-        ApiError: it is no JSON object (400).
+        ApiError: it is no JSON object, or holds a number that is none: NaN, Infinity, or one as large (400).
     """
     try:
-        request = json.loads(body)
+        request = json.loads(body, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise bad_request(f"a request body is one JSON object, but this one cannot be read: {error}") from error
     if not isinstance(request, dict):
         raise bad_request(f"a request body is one JSON object, but this one is a {type(request).__name__}")
     return request
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.50} is no number of JSON, or too large")
+    return number
 
 
 def refuse(request: Json, table: Mapping[str, Neutral]) -> None:
@@ -62,7 +70,7 @@ def value(
 
 def temperature_of(request: Json, name: str = "temperature") -> float | None:
     """0 or more; `None` where it is not said."""
-    found = value(request, name, (int, float), lambda x: 0 <= x < math.inf, "0 or more")
+    found = value(request, name, (int, float), lambda x: 0 <= x <= sys.float_info.max, "0 or more")
     return None if found is None else float(found)
 
 

@@ -66,9 +66,9 @@ def ask_of(request: Json, default_model: str) -> Ask:
     settings = value(request, "generationConfig", (dict,)) or {}
     refuse(settings, REFUSED)
     tools, tool_choice = _tools(request)
-    system = request.get("systemInstruction") or request.get("system_instruction")
+    system = value(request, "systemInstruction", (dict,)) or value(request, "system_instruction", (dict,))
     messages: list[Json] = []
-    if isinstance(system, dict):
+    if system:
         messages.append({"role": "system", "content": _texts(system)})
     names = _Names()
     for place, content in enumerate(objects_of(request, "contents")):
@@ -110,7 +110,8 @@ class _Names:
 def _tools(request: Json) -> tuple[tuple[Json, ...], str]:
     """(the tools as chat completions have them, the choice among them); those that the vendor runs are left out."""
     rows = objects_of(request, "tools") if request.get("tools") else ()
-    declared = [function for row in rows for function in row.get("functionDeclarations") or ()]
+    lists = [row.get("functionDeclarations") or [] for row in rows]
+    declared = [function for some in lists for function in (some if isinstance(some, list) else [some])]
     if not all(isinstance(function, dict) and isinstance(function.get("name"), str) for function in declared):
         raise bad_request("each of `functionDeclarations` is an object with a name, but one is not", param="tools")
     config = value(request, "toolConfig", (dict,)) or {}
@@ -132,7 +133,8 @@ def _tool(function: Json) -> Json:
 
 def _texts(content: Json) -> str:
     parts = content.get("parts")
-    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict)) if parts else ""
+    rows = parts if isinstance(parts, list) else [parts]
+    return "".join(str(part.get("text", "")) for part in rows if isinstance(part, dict))
 
 
 def _chat(content: Json, where: str, names: _Names) -> list[Json]:
@@ -176,8 +178,9 @@ def _file(file: Any, where: str) -> Json:
 
 def _answer(result: Json, where: str) -> Any:
     """What a function answered: text, with the images that came beside it."""
-    said, more = _result(result.get("response")), result.get("parts")
-    files = [part.get("inlineData") or part.get("fileData") for part in more or () if isinstance(part, dict)]
+    said, parts = _result(result.get("response")), result.get("parts")
+    more = parts if isinstance(parts, list) else []
+    files = [part.get("inlineData") or part.get("fileData") for part in more if isinstance(part, dict)]
     images = [_file(file, f"{where}.parts[{number}]") for number, file in enumerate(files)]
     return [_text(said), *images] if images else said
 

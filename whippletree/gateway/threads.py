@@ -127,7 +127,7 @@ class Threads:
 
 def said_by(headers: Headers) -> tuple[str, str]:
     """(kind, identity) as the harness's own headers tell; ("", "") where they tell nothing."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         told = json.loads(headers.get("x-codex-turn-metadata", "{}"))
         if isinstance(told, dict) and told.get("request_kind") == "compaction":
             return "summary", f"{headers.get('thread-id', '')} {headers.get('x-codex-window-id', '')}"
