@@ -139,19 +139,37 @@ def serve(
     store: Annotated[Path, typer.Option(help="Where every call is kept.")] = Path("turns.sqlite"),
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     context: Annotated[int | None, typer.Option(help="Most tokens of prompt and reply together.")] = None,
+    idle: Annotated[
+        float, typer.Option(help="Seconds without a call after which a session is ended as abandoned.")
+    ] = 3600,
+    admin_key_file: Annotated[
+        Path | None,
+        typer.Option(help="Holds the key that opens sessions; else WHIPPLETREE_ADMIN_KEY, else a new one is printed."),
+    ] = None,
 ) -> None:
-    """The gateway alone: serve a model under the OpenAI API and keep every call at token level.
+    """The gateway alone: serve a model under the OpenAI, Anthropic and Gemini APIs, keep every call at token level.
 
-    Prints OPENAI_BASE_URL and OPENAI_API_KEY for your agent. Ctrl-C ends it; what was captured stays in the store.
+    Prints base URLs and a key for your agent, and the admin key with a curl line that opens a session: a secret, URLs
+    and a budget for one rollout, which then takes rewards and an end and is read as JSON (docs/sessions.md). Ctrl-C
+    ends it; what was captured stays in the store. With the same store and admin key, open sessions go on.
 
     For example: `whippletree serve smollm2-135m-instruct --port 8000`
     """
     with told():
         from whippletree.running import serve_model
 
-        asyncio.run(
-            serve_model(model, host=host, port=port, store=store, dtype=dtype, context=context, console=screen())
+        served = serve_model(
+            model,
+            host=host,
+            port=port,
+            store=store,
+            dtype=dtype,
+            context=context,
+            idle=idle,
+            admin_key_file=admin_key_file,
+            console=screen(),
         )
+        asyncio.run(served)
 
 
 @app.command()

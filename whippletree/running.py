@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import platform
+import re
+import secrets
+import shlex
 import signal
 import statistics
 import tempfile
@@ -21,6 +25,8 @@ from safetensors.torch import load_file
 from whippletree import config
 from whippletree.build import Parts, Policy, build, gateway
 from whippletree.gateway.budget import Budget
+from whippletree.gateway.rollouts import Rollouts
+from whippletree.gateway.store import StoreError
 from whippletree.loop import Loop, evaluation
 from whippletree.models.pretrained import load
 from whippletree.report.curve import write_curve
@@ -33,6 +39,15 @@ from whippletree.run_directory import RunDirectory
 from whippletree.tree.families import prove
 from whippletree.types import Task
 
+ADMIN_KEY = "WHIPPLETREE_ADMIN_KEY"
+USAGE = """\
+export OPENAI_BASE_URL={server}/v1 OPENAI_API_KEY={secret}
+export ANTHROPIC_BASE_URL={server} ANTHROPIC_API_KEY={secret}
+export GOOGLE_GEMINI_BASE_URL={server} GEMINI_API_KEY={secret}
+
+# for each rollout a session of its own, with a budget, rewards and an end (docs/sessions.md):
+{how}
+curl {server}/sessions -H "Authorization: Bearer ${name}" -d '{{"task": {{"id": "first"}}}}'"""
 LIBRARIES = ("whippletree", "torch", "transformers", "tokenizers", "reasoning-gym", "openai")
 
 
@@ -187,27 +202,79 @@ def evaluate_recipe(recipe: Path, settings: Sequence[str], *, checkpoint: Path |
 
 
 async def serve_model(
-    model: str, *, host: str, port: int, store: Path, dtype: str, context: int | None, console: Console
+    model: str,
+    *,
+    host: str,
+    port: int,
+    store: Path,
+    dtype: str,
+    context: int | None,
+    idle: float,
+    admin_key_file: Path | None,
+    console: Console,
 ) -> None:
-    """Serve a model and capture every call, until SIGINT or SIGTERM."""
+    """Serve a model, capture every call, and open sessions over HTTP, until SIGINT or SIGTERM.
+
+    A session without a call and an event for `idle` seconds is ended as failed; the one of the printed key is not.
+    """
+    if not 1 <= idle <= 1e9:
+        raise ValueError(f"--idle is 1 to 1e9 seconds, but it is {idle:g}")
+    key, how = admin_key(admin_key_file)
     loaded = load(model, dtype=dtype, context=context)
     policy = Policy(loaded, prove(loaded.model))
     name, stop = f"serve/{time.strftime('%Y%m%d-%H%M%S')}", asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with gateway(policy, store, name=Path(model).name, host=host, port=port) as served:
+        served.sessions.admit(key)
         session = await served.sessions.open(
             name, group=name, task=Task(id=name), stream=name, budget=Budget(turns=1 << 30)
         )
+        sweeping = asyncio.create_task(_sweep(Rollouts(served.store, served.sessions), idle, name, console))
         try:
             console.print(
                 f"serving {model} in {loaded.dtype}; every call goes to {store}; Ctrl-C ends it", highlight=False
             )
-            print(f"export OPENAI_BASE_URL={served.server}/v1\nexport OPENAI_API_KEY={session.secret}", flush=True)
+            print(USAGE.format(server=served.server, secret=session.secret, how=how, name=ADMIN_KEY), flush=True)
             await stop.wait()
         finally:
+            sweeping.cancel()
             await served.sessions.close(name)
             await served.store.end_rollout(name, ending="done")
+
+
+def admin_key(file: Path | None) -> tuple[str, str]:
+    """The key that opens sessions, and the line that gives it to a shell.
+
+    It is what the file holds, else what the environment has, else 256 random bits; these alone are shown.
+
+    Raises:
+        ValueError: the key that was given is too short to stay secret, or no header can carry it.
+    """
+    given = file.read_text(errors="replace").strip() if file else os.environ.get(ADMIN_KEY, "")
+    if not given and not file:
+        key = secrets.token_urlsafe(32)
+        return key, f"export {ADMIN_KEY}={key}"
+    if not re.fullmatch("[!-~]{32,}", given):
+        raise ValueError(
+            f"an admin key is 32 or more visible ASCII characters in a row, but that of {file or ADMIN_KEY} is not "
+            f"({len(given)} characters); `openssl rand -hex 32` makes one"
+        )
+    return (
+        given,
+        f'export {ADMIN_KEY}="$(cat {shlex.quote(str(file))})"' if file else f"# with {ADMIN_KEY} as you set it",
+    )
+
+
+async def _sweep(rollouts: Rollouts, idle: float, keep: str, console: Console) -> None:
+    """End sessions that are left alone, for as long as this runs."""
+    while True:
+        await asyncio.sleep(min(60.0, idle / 4))
+        try:
+            for name in await rollouts.sweep(idle, keep=keep):
+                console.print(f"session {name} is ended as abandoned: no call and no event for {idle:g} s")
+        except StoreError as error:
+            console.print(str(error))
 
 
 def _version(name: str) -> str:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -12,17 +15,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tests import runs
 from tests.loop_test import rows_of, weights_of
 from whippletree import cli
 from whippletree.gateway.store import Store
-from whippletree.models.tiny import save_tiny
+from whippletree.models.tiny import save_tiny, tiny_tokenizer
 from whippletree.report.metrics import read
-from whippletree.running import evaluate_recipe, rewrite_report
+from whippletree.running import admin_key, evaluate_recipe, rewrite_report, serve_model
+from whippletree.types import Rollout, Task
 
 AGENT = """
 import json, os, urllib.request
@@ -175,28 +181,40 @@ def test_a_checkpoint_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 @contextmanager
-def serving(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """`whippletree serve` in a process of its own, with the variables that it prints."""
+def serving(*arguments: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str], str]]:
+    """`whippletree serve` in a process of its own, with the variables that it prints, and all that it printed."""
     process = subprocess.Popen(
-        command("serve", *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+        command("serve", *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        env={**os.environ, **environment},
     )
     try:
-        shown: dict[str, str] = {}
+        said = ""
         assert process.stdout is not None
-        while len(shown) < 2 and (line := process.stdout.readline()):
-            shown |= dict(re.findall(r"^export (\w+)=(\S+)", line))
-        yield process, shown
+        while not said.rpartition("\n")[0].rpartition("\n")[2].startswith("curl ") and (
+            line := process.stdout.readline()
+        ):
+            said += line
+        shown = dict(re.findall(r"([A-Z_]+)=(\S+)", said))
+        yield process, shown, said
     finally:
         process.kill()
         process.communicate()
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_serve_answers_the_openai_sdk_and_keeps_every_call(tmp_path: Path, end: signal.Signals) -> None:
-    save_tiny(tmp_path / "model")
+def test_serve_answers_the_openai_sdk_and_keeps_every_call(model: Path, tmp_path: Path, end: signal.Signals) -> None:
     store = tmp_path / "turns.sqlite"
-    with serving(tmp_path / "model", "--port", 0, "--store", store, "--dtype", "float32") as (process, shown):
-        assert set(shown) == {"OPENAI_BASE_URL", "OPENAI_API_KEY"}
+    with serving(model, "--port", 0, "--store", store, "--dtype", "float32") as (process, shown, _):
+        assert shown["OPENAI_API_KEY"] == shown["ANTHROPIC_API_KEY"] == shown["GEMINI_API_KEY"]
         asked: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0}
         with openai.OpenAI(base_url=shown["OPENAI_BASE_URL"], api_key=shown["OPENAI_API_KEY"]) as client:
             whole = client.chat.completions.create(**asked).choices[0].message.content
@@ -211,6 +229,99 @@ def test_serve_answers_the_openai_sdk_and_keeps_every_call(tmp_path: Path, end: 
     kept.close()
     assert (rollout.ending, [turn.request["messages"] for turn in rollout.turns]) == ("done", [asked["messages"]] * 2)
     assert rollout.turns[0].reply_ids == rollout.turns[1].reply_ids
+
+
+@pytest.mark.slow
+def test_a_session_of_serve_goes_on_after_a_kill_and_is_exported(model: Path, tmp_path: Path) -> None:
+    store, admin = tmp_path / "turns.sqlite", "0123456789abcdef" * 4
+    arguments = (model, "--port", 0, "--store", store, "--dtype", "float32")
+    key = {"authorization": f"Bearer {admin}"}
+
+    def call(url: str, said: str) -> str | None:
+        messages: Any = [{"role": "user", "content": said}]
+        with openai.OpenAI(base_url=url, api_key="any") as client:
+            answer = client.chat.completions.create(model="m", messages=messages, max_tokens=4, temperature=0)
+            return answer.choices[0].message.content
+
+    with serving(*arguments, WHIPPLETREE_ADMIN_KEY=admin) as (process, shown, first):
+        server = shown["ANTHROPIC_BASE_URL"]
+        opened = httpx.post(f"{server}/sessions", headers=key, json={"id": "r", "task": {"id": "t"}}).json()
+        replies = [call(opened["base_urls"]["openai"], "hi")]
+        process.kill()
+    with serving(*arguments, WHIPPLETREE_ADMIN_KEY=admin) as (process, shown, said):
+        server, own = shown["ANTHROPIC_BASE_URL"], {"x-api-key": opened["secret"]}
+        replies.append(call(f"{server}/r/{opened['secret']}/v1", "more"))
+        hello = {"model": "m", "max_tokens": 4, "temperature": 0, "messages": [{"role": "user", "content": "hello"}]}
+        replies.append(httpx.post(f"{server}/v1/messages", headers=own, json=hello).json()["content"][0]["text"])
+        for event in ({"kind": "reward", "name": "exact", "value": 0.5}, {"kind": "end", "ending": "done"}):
+            httpx.post(f"{server}/sessions/r/events", headers=own, json=event).raise_for_status()
+        rollout = Rollout.from_json(httpx.get(f"{server}/sessions/r/export", headers=key).json())
+        process.terminate()
+        out, errors = process.communicate(timeout=30)
+    assert (rollout.task.id, rollout.rewards, rollout.ending) == ("t", {"exact": 0.5}, "done")
+    tokenizer = tiny_tokenizer()
+    assert [tokenizer.decode(turn.reply_ids) for turn in rollout.turns] == replies
+    assert [len(turn.reply_ids) for turn in rollout.turns] == [4, 4, 4]
+    files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    for secret in (admin, opened["secret"]):  # its owner has the admin key
+        assert (secret in first + said + out + errors, secret.encode() in files) == (False, False)
+
+
+async def test_serve_ends_sessions_that_are_left_alone_but_not_its_own(model: Path, tmp_path: Path) -> None:
+    store, told = Store(tmp_path / "turns.sqlite"), io.StringIO()  # another process has the same file
+
+    async def left(name: str) -> None:
+        """Leave a session alone until it is ended."""
+        await store.open_rollout(name, group="g", task=Task("t"), secret_hash=name)
+        while (rollout := store.rollout(name)) is None:
+            await asyncio.sleep(0.05)
+        assert (rollout.ending, rollout.blame) == ("failed", "harness")
+
+    serving = asyncio.create_task(
+        serve_model(
+            str(model),
+            host="127.0.0.1",
+            port=0,
+            store=store.path,
+            dtype="float32",
+            context=None,
+            idle=1.0,
+            admin_key_file=None,
+            console=Console(file=told, width=200),
+        )
+    )
+    await left("first")
+    await left("second")  # which began later than the session of serve
+    (own,) = store.open_rollouts()
+    assert own.rollout_id.startswith("serve/")
+    assert "session second is ended as abandoned: no call and no event for 1 s" in told.getvalue()
+    signal.raise_signal(signal.SIGTERM)
+    await serving
+    assert store.open_rollouts() == []
+    store.close()
+
+
+@pytest.mark.parametrize("idle", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_idle_time_that_is_none_is_refused(tmp_path: Path, idle: float) -> None:
+    result = CliRunner().invoke(cli.app, ["serve", str(tmp_path), "--idle", str(idle)])
+    assert (result.exit_code, "--idle is 1 to 1e9 seconds" in result.stderr) == (1, True)
+
+
+def test_the_admin_key_is_of_a_file_of_the_environment_or_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WHIPPLETREE_ADMIN_KEY", raising=False)
+    (one, how), (other, _) = admin_key(None), admin_key(None)
+    assert (how, one != other, len(one)) == (f"export WHIPPLETREE_ADMIN_KEY={one}", True, 43)  # 256 bits in base64
+    monkeypatch.setenv("WHIPPLETREE_ADMIN_KEY", "e" * 32)
+    key, how = admin_key(None)
+    assert (key, key in how) == ("e" * 32, False)
+    file = tmp_path / "a key"
+    file.write_text("f" * 32 + "\n")
+    assert admin_key(file) == ("f" * 32, f"export WHIPPLETREE_ADMIN_KEY=\"$(cat '{file}')\"")
+    for bad in ("", "f" * 31, "f" * 16 + " " + "f" * 16, "\u00e9" * 32):
+        file.write_text(bad)
+        with pytest.raises(ValueError, match="32 or more visible ASCII") as caught:
+            admin_key(file)
+        assert not bad or bad not in str(caught.value)
 
 
 def test_a_port_in_use_is_told_in_one_line(tmp_path: Path) -> None:

@@ -248,6 +248,14 @@ async def test_what_happens_last_to_a_session_is_its_activity(store: Store):
     assert [row.rollout_id for row in store.open_rollouts()] == ["a", "c"]
 
 
+async def test_a_summary_counts_the_turns_and_tokens_of_the_latest_attempt(store: Store):
+    for name in ("a", "a", "b"):
+        attempt = await opened(store, name)
+        await store.add_turns(name, attempt, [turn(f"{name}{attempt}{n}", tokens=n) for n in (2, 3)])
+    found = [(row["id"], row["attempt"], row["turns"], row["tokens"]) for row in store.summaries(limit=9)]
+    assert (found, store.summaries(after="b")) == ([("a", 1, 2, 5), ("b", 0, 2, 5)], [])
+
+
 async def test_a_turn_is_undelivered_until_it_is_marked(make: Callable[[], Store]):
     store = make()
     attempt = await opened(store)
