@@ -94,6 +94,9 @@ def clean(message: Any, place: int, images: Images | None = None) -> Json:
     if urls:  # another image is another message, even where the same text stands for it
         out["images"] = [blake2b(url.encode("utf-8", "replace"), digest_size=16).hexdigest() for url in urls]
     if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            where = f"messages[{place}].tool_calls"
+            raise bad_request(f"{where} is a list of calls, but it is a {type(calls).__name__}", param=where)
         out["tool_calls"] = [_call(call, place) for call in calls]
     kept = ("tool_call_id", "name", "reasoning_content")
     out |= {key: message[key] for key in kept if isinstance(message.get(key), str) and message[key]}

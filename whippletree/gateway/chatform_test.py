@@ -67,6 +67,13 @@ def test_content_that_is_none_is_refused(content: Any):
         clean({"role": "user", "content": content}, 0)
 
 
+@pytest.mark.parametrize("calls", [129, "x", {"a": 1}, [7]])
+def test_tool_calls_that_are_none_are_refused(calls: Any):
+    with pytest.raises(ApiError, match=r"messages\[3\]") as caught:
+        clean({"role": "assistant", "content": "hi", "tool_calls": calls}, 3)
+    assert caught.value.status == 400
+
+
 def test_ids_of_calls_have_nine_letters_however_a_harness_cuts_them():
     long = "call-" + "ab12" * 12
     cut = "call" + ("ab12" * 12)[:36]  # letters and digits only, at most 40

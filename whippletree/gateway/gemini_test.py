@@ -39,6 +39,13 @@ def test_contents_are_read_as_chat():
     assert said[3]["content"] == "2"
 
 
+@pytest.mark.parametrize("parts", [7, "x", {"a": 1}, [7], []])
+def test_an_answer_whose_files_are_none_is_its_text(parts: Any):
+    result = {"functionResponse": {"name": "add", "response": {"output": "2"}, "parts": parts}}
+    (said,) = ask_of({"contents": [{"role": "user", "parts": [result]}]}, "tiny").messages
+    assert said["content"] == "2"
+
+
 def test_what_is_not_honoured_is_refused_by_name():
     for name, given in (("candidateCount", 2), ("responseMimeType", "application/json"), ("topP", 0)):
         with pytest.raises(ApiError, match=name):

@@ -140,7 +140,8 @@ def _message(item: Json, where: str, names: Names) -> Json | None:
     if kind == "message" and isinstance(item.get("role"), str):
         return {"role": item["role"], "content": _content(item.get("content"), f"{where}.content")}
     if kind == "reasoning":
-        rows = [row for row in item.get("content") or item.get("summary") or () if isinstance(row, dict)]
+        lists = [item[name] for name in ("content", "summary") if isinstance(item.get(name), list)]
+        rows = [row for row in next(filter(None, lists), []) if isinstance(row, dict)]
         thought = "".join(row["text"] for row in rows if isinstance(row.get("text"), str))
         return {"role": "assistant", "content": None, "reasoning_content": thought} if thought else None
     if kind == "function_call":
@@ -163,6 +164,8 @@ def _message(item: Json, where: str, names: Names) -> Json | None:
 
 def _content(content: Any, where: str) -> Any:
     """Text as one string; parts in the form of chat completions where there are images among them."""
+    if content is not None and not isinstance(content, str | list):
+        raise bad_request(f"{where} is a string or a list of parts, but it is {json.dumps(content)[:200]}", param=where)
     if not isinstance(content, list):
         return content or ""
     parts = [_part(part, f"{where}[{number}]") for number, part in enumerate(content)]

@@ -94,6 +94,16 @@ def test_a_part_that_cannot_be_read_is_refused_where_the_client_sent_it(kind: st
         assert (caught.value.status, caught.value.param) == (400, where)
 
 
+@pytest.mark.parametrize("content", [{"a": 1}, 7, True])
+def test_content_that_is_none_is_refused_where_the_client_sent_it(content: Any):
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    with pytest.raises(ApiError, match="a string or a list") as caught:
+        ask(input=[thought, {"role": "assistant", "content": content}])
+    assert (caught.value.status, caught.value.param) == (400, "input[1].content")
+    ignored = [{"type": "reasoning", "content": content}, {"role": "user", "content": "hi"}]
+    assert ask(input=ignored).messages == ({"role": "user", "content": "hi"},)
+
+
 def test_harmless_fields_and_hosted_tools_are_taken():
     asked = ask(store=False, include=["x"], reasoning={"effort": "low"}, tools=[*TOOLS, {"type": "web_search"}])
     assert [tool["function"]["name"] for tool in asked.tools] == ["add"]
