@@ -6,9 +6,14 @@ from typing import Any
 
 from whippletree.types import Json, Rollout, Turn
 
+KINDS = ("text", "reasoning")  # of parts that are text
+
 
 def assistant_texts(rollout: Rollout) -> list[str]:
-    """The text of each reply, in order; "" where a reply has none (a tool call). Abandoned replies do not count."""
+    """The text of each reply of the main thread, in order; "" where a reply has none (a tool call).
+
+    Replies that nobody read do not count.
+    """
     return [text_of(reply_message(turn)) for turn in _read_turns(rollout)]
 
 
@@ -39,9 +44,18 @@ def conversation(rollout: Rollout) -> tuple[list[Json], list[Json]]:
 
 
 def reply_message(turn: Turn) -> Json:
-    """The assistant message of a reply: `reply` holds it under "message", or is it."""
-    message: Json = turn.reply.get("message", turn.reply)
-    return message
+    """A reply as a chat message, whatever API it was written in.
+
+    The parts that the gateway noted, where it did; else what stands in `reply` under "message", or `reply` itself.
+    """
+    if not (parts := turn.info.get("parts")):
+        message: Json = turn.reply.get("message", turn.reply)
+        return message
+    said = {kind: "".join(part.get("text", "") for part in parts if part["kind"] == kind) for kind in KINDS}
+    calls = [part["call"] for part in parts if part.get("call")]
+    found: Json = {"role": "assistant", "content": said["text"] if said["text"] or not calls else None}
+    more = {"reasoning_content": said["reasoning"], "tool_calls": calls}
+    return found | {name: value for name, value in more.items() if value}
 
 
 def text_of(message: Json) -> str:
@@ -53,4 +67,5 @@ def text_of(message: Json) -> str:
 
 
 def _read_turns(rollout: Rollout) -> list[Turn]:
-    return [turn for turn in rollout.turns if turn.finish_reason != "abandoned"]
+    """The turns of the main thread whose replies were read: titles and sub-agents are not the agent's answer."""
+    return [turn for turn in rollout.turns if turn.kind == "main" and turn.finish_reason != "abandoned"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from whippletree.reward import assistant_texts, final_text
-from whippletree.reward.text import conversation
+from whippletree.reward.text import conversation, reply_message
 from whippletree.types import Json, Rollout, Task, Turn
 
 
@@ -57,3 +57,26 @@ def test_a_conversation_is_what_began_and_what_followed():
 def test_of_a_rewritten_history_only_the_replies_are_known_to_follow():
     summary = {"role": "user", "content": "So far: 5 was wrong."}
     assert conversation(rollout(turn([ASK], REPLY), turn([summary], BETTER))) == ([ASK], [REPLY, BETTER])
+
+
+def test_a_reply_reads_the_same_whatever_api_it_was_written_in():
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    parts = [{"kind": "reasoning", "text": "hm"}, {"kind": "text", "text": "4"}, {"kind": "text", "text": "2"}]
+    kept: Json = {"id": "resp_1", "output": [{"type": "message", "content": []}], "status": "completed"}
+    said_all = {"parts": [*parts, {"kind": "call", "call": call}]}
+    spoken = Turn("k", (1,), (2,), (-0.5,), 0, "tool_calls", info=said_all, reply=kept)
+    assert final_text(rollout(spoken)) == "42"
+    assert reply_message(spoken) == {
+        "role": "assistant",
+        "content": "42",
+        "reasoning_content": "hm",
+        "tool_calls": [call],
+    }
+    lone = Turn("k", (1,), (2,), (-0.5,), 0, "tool_calls", info={"parts": [{"kind": "call", "call": call}]})
+    assert reply_message(lone) == {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def test_what_a_side_thread_was_told_is_no_answer_of_the_agent():
+    title = Turn("t", (1,), (2,), (-0.5,), 0, "stop", thread="title/1", reply={"content": "Sums"})
+    assert assistant_texts(rollout(*TWO.turns, title)) == ["5", "4"]
+    assert assistant_texts(rollout(title)) == []
