@@ -1,4 +1,4 @@
-"""What a gateway must do to serve real harnesses, item by item: 1 to 18. The rest is in `checklist_stream_test.py`."""
+"""What a gateway must do to serve real harnesses, item by item: 1 to 18; `checklist_stream_test.py` goes on with 19."""
 
 from __future__ import annotations
 
