@@ -24,7 +24,7 @@ from starlette.types import Message
 
 from tests.gateway import mutated
 from tests.gateway.mutated import Headers, Sent
-from tests.gateway.valid import GENERATE, ROUTES
+from tests.gateway.valid import GENERATE, ROUTES, continued
 from whippletree.engine.scripted import ScriptedEngine
 from whippletree.gateway.app import create_app
 from whippletree.gateway.budget import Budget
@@ -113,6 +113,8 @@ class Place:
         )
         self.sessions.admit(ADMIN)
         self.engine, self.secrets, self.ids = engine, [ADMIN], set[str]()
+        self.talks: list[tuple[str, Json]] = []
+        self.last: Sent | None = None
         self._reader = sqlite3.connect(path)
 
     async def open(self) -> None:
@@ -122,6 +124,22 @@ class Place:
             self.secrets.append(
                 (await self.sessions.open(name, group="g", task=task, stream=name, budget=budget)).secret
             )
+
+    def request(self) -> Sent:
+        """A mutated request: a new one, the last one again, or one that goes on from a reply."""
+        how = self.chance.random()
+        if how > 0.04 or self.last is None:
+            key = self.chance.choice(self.secrets[1:])
+            talk = self.chance.choice(self.talks[-8:]) if how < 0.3 and self.talks else None
+            self.last = mutated.mutated(self.chance, *talk, key) if talk else mutated.request(self.chance, key, ADMIN)
+        return self.last
+
+    def hear(self, sent: Sent, answer: Answer) -> None:
+        """Take in a reply, to go on from it."""
+        whole = answer.headers["content-type"] == "application/json"
+        if whole and not re.search(rb'\[{30}|({"a":){30}', sent.body):  # a copy of it would be too deep
+            talk = continued(sent.path, json.loads(sent.body), json.loads(answer.body))
+            self.talks += [talk] if talk else []
 
     def rows(self) -> tuple[int, ...]:
         """How many turns, rollouts and events there are."""
@@ -166,7 +184,7 @@ async def test_no_mutated_request_breaks_the_gateway(
         place = Place(tmp_path / f"{block}.sqlite", chance)
         await place.open()
         for number in range(min(BLOCK, COUNT - block * BLOCK)):
-            sent = mutated.request(chance, chance.choice(place.secrets[1:]), ADMIN)
+            sent = place.request()
             start = time.perf_counter()
             try:
                 statuses[await check(place, sent)] += 1
@@ -200,6 +218,8 @@ async def check(place: Place, sent: Sent) -> int:
     kept = kept_by(answer)
     assert after[0] - before[0] == len(kept - place.ids), (before, after, kept, answer.body[:500])
     place.ids |= kept
+    if kept:
+        place.hear(sent, answer)
     return answer.status
 
 

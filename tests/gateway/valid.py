@@ -7,6 +7,7 @@ from whippletree.types import Json
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ADD = {"name": "add", "description": "adds", "parameters": SCHEMA}
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
+USER: Json = {"role": "user", "content": "more"}
 CHATS: list[Json] = [
     {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     {
@@ -163,3 +164,19 @@ ROUTES: list[tuple[int, str, list[Json]]] = [  # (weight, path, bodies)
     (1, "/healthz", [{}]),
     (1, "/", [{}]),
 ]
+
+
+def continued(path: str, body: Json, reply: Json) -> tuple[str, Json] | None:
+    """(path, body) of the request that follows this one and its reply; `None` where there is none, or it grew long."""
+    at = next((route for _, route, _ in ROUTES if path.endswith(route)), "")
+    if at == "/v1/chat/completions":
+        name, said = "messages", [*(choice["message"] for choice in reply["choices"][:1]), USER]
+    elif at == "/v1/messages":
+        name, said = "messages", [{"role": "assistant", "content": reply["content"]}, USER]
+    elif at == "/v1/responses" and isinstance(body["input"], list):
+        name, said = "input", [*reply["output"], USER]
+    elif at == GENERATE:
+        name, said = "contents", [reply["candidates"][0]["content"], {"role": "user", "parts": [{"text": "more"}]}]
+    else:
+        return None
+    return (at, {**body, name: [*body[name], *said]}) if len(body[name]) < 12 else None
