@@ -150,7 +150,7 @@ async def test_extra_fields_stay_out_unless_asked_for(desk: MakeDesk, api: str):
     made = desk(lambda _: "ok")
     session = await made.open()
     plain = (await post(made, session, api)).text + str(events_of(await post(made, session, api, stream=True)))
-    for name in ("token_ids", "prompt_token_ids", "rollout", session.rollout_id.join('""'), "turn_id"):
+    for name in ("token_ids", "prompt_token_ids", "rollout", f'"{session.rollout_id}"', "turn_id"):
         assert name not in plain
     asked = (await post(made, session, api, return_token_ids=True)).json()
     if api == "chat":
