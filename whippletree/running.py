@@ -272,7 +272,9 @@ async def _sweep(rollouts: Rollouts, idle: float, keep: str, console: Console) -
         await asyncio.sleep(min(60.0, idle / 4))
         try:
             for name in await rollouts.sweep(idle, keep=keep):
-                console.print(f"session {name} is ended as abandoned: no call and no event for {idle:g} s")
+                console.print(
+                    f"session {name} is ended as abandoned: no call and no event for {idle:g} s", soft_wrap=True
+                )
         except StoreError as error:
             console.print(str(error))
 

@@ -65,22 +65,19 @@ def create_app(
     async def called(request: Request) -> Response:
         """A call, a count of tokens, or the list of models."""
         api = _api_of(request.url.path)
-        try:
-            if api is None:
-                sessions.find(_secret(request))
-                return _models(model_name, MODELS.fullmatch(request.url.path))
-            if request.method != "POST":
-                raise ApiError(405, f"{request.method} is not served at this path; use POST")
-            session = sessions.find(_secret(request))
-            asked = json_object(await _body(request, max_request_bytes))
-            if of_gemini := gemini.PATH.fullmatch(request.url.path):
-                asked = gemini.request_of(asked, of_gemini)
-            ask = api.ask_of(asked, model_name)
-            if request.url.path.rstrip("/").endswith(("/count_tokens", ":countTokens")):
-                assert api.counted
-                return _json(200, api.counted(gateway.counted(ask)))
-        except ApiError as error:
-            return _error(error, api or chat.API)
+        if api is None:
+            sessions.find(_secret(request))
+            return _models(model_name, MODELS.fullmatch(request.url.path))
+        if request.method != "POST":
+            raise ApiError(405, f"{request.method} is not served at this path; use POST")
+        session = sessions.find(_secret(request))
+        asked = json_object(await _body(request, max_request_bytes))
+        if of_gemini := gemini.PATH.fullmatch(request.url.path):
+            asked = gemini.request_of(asked, of_gemini)
+        ask = api.ask_of(asked, model_name)
+        if request.url.path.rstrip("/").endswith(("/count_tokens", ":countTokens")):
+            assert api.counted
+            return _json(200, api.counted(gateway.counted(ask)))
         ask = replace(ask, headers={name.lower(): value for name, value in request.headers.items()})
         return CallResponse(Call(gateway, session, ask, api=api.name), api, keepalive=keepalive)
 
@@ -89,15 +86,13 @@ def create_app(
         if known:
             return await called(request)
         if sessions.administered and (path := named(request.method, request.url.path)):
-            try:
-                return _json(*await rollouts.answer(request, path, lambda: _body(request, max_request_bytes)))
-            except ApiError as error:
-                return _error(error, chat.API)
-        return _error(ApiError(404, f"Not Found: {request.method} is not served at this path"), chat.API)
+            return _json(*await rollouts.answer(request, path, lambda: _body(request, max_request_bytes)))
+        raise HTTPException(404)
 
     app.add_route("/healthz", healthz, methods=["GET"])
     app.add_route("/", root, methods=["GET", "HEAD"])
     app.add_route("/{path:path}", any_path, methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+    app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _own_fault)
@@ -241,6 +236,11 @@ def _json(status: int, body: Json, headers: dict[str, str] | None = None) -> Res
 def _error(error: ApiError, api: Api) -> Response:
     headers = {"retry-after": str(error.retry_after)} if error.retry_after else None
     return _json(error.status, api.error_body(error), headers)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError), error
+    return _error(error, _api_of(request.url.path) or chat.API)
 
 
 def _http_error(request: Request, error: Exception) -> Response:
