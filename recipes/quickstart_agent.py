@@ -4,7 +4,7 @@ import re
 
 from openai import AsyncOpenAI
 
-from whippletree.reward import assistant_texts
+from whippletree.reward import assistant_texts, final_text
 from whippletree.types import Rollout, Task
 
 CLIENT = AsyncOpenAI(api_key="set for each rollout")  # one pool of connections for all rollouts
@@ -30,3 +30,8 @@ async def reward(rollout: Rollout) -> dict[str, float | None]:
     """1 if the first reply solves the task, 0.5 if the second does, else 0."""
     right = [solves(text, rollout.task) for text in assistant_texts(rollout)]
     return {"answer": 1.0 if right[0] else 0.5 if any(right) else 0.0}
+
+
+async def last_reply(rollout: Rollout) -> dict[str, float | None]:
+    """1 if the last reply solves the task, else 0: for agents that call tools before they answer."""
+    return {"answer": float(solves(final_text(rollout), rollout.task))}

@@ -72,6 +72,14 @@ def quickstart(
     steps: Annotated[
         int | None, typer.Option(help="Updates of the policy; the recipe's own number by default.")
     ] = None,
+    harness: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[:API]",
+            help="An agent framework in place of our own agent: a file of recipes/harness, such as smolagents, and "
+            "which of its APIs. Install them with `make .venv-harness/ready`.",
+        ),
+    ] = "",
     settings: Settings = [],  # noqa: B006 - typer reads the default and never changes it
     sinks: Sinks = [],  # noqa: B006
     runs: Runs = Path("runs"),
@@ -84,13 +92,19 @@ def quickstart(
     says so and lets it try once more. It knows nothing of training. Accuracy on 128 held-out questions is measured
     before and after; runs/quickstart/report.html shows what happened.
 
-    For example: `whippletree quickstart`, or with another method `whippletree quickstart --set method=rloo`
+    With `--harness` it is a framework that people use, unchanged, as a process in a sandbox for each rollout; that is
+    slower, so recipes/quickstart_harness.toml has fewer and shorter steps, enough to see it work and not to learn much.
+
+    For example: `whippletree quickstart`, or with another method `whippletree quickstart --set method=rloo`, or with a
+    framework `whippletree quickstart --harness langchain:responses`
     """
     with told():
         from whippletree.running import run_recipe
 
-        changes = [*settings, *sent_to(sinks), *([] if steps is None else [f"steps={steps}"])]
-        run_recipe(recipe_path("quickstart.toml"), changes, runs=runs, fresh=fresh, dry_run=dry_run, console=screen())
+        recipe = recipe_path("quickstart_harness.toml" if harness else "quickstart.toml")
+        chosen = launched(harness) if harness else []
+        changes = [*chosen, *settings, *sent_to(sinks), *([] if steps is None else [f"steps={steps}"])]
+        run_recipe(recipe, changes, runs=runs, fresh=fresh, dry_run=dry_run, console=screen())
 
 
 @app.command()
@@ -311,6 +325,27 @@ def _end(text: str, *, status: int = 1) -> None:
 def screen() -> Console:
     """Standard output as it is now: its width, and whether it has colours."""
     return Console(highlight=False)
+
+
+def launched(harness: str) -> list[str]:
+    """The settings that choose NAME[:API] of recipes/harness; without an API the first of its file.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    from whippletree.harness.launched import read_launcher
+
+    name, _, api = harness.partition(":")
+    folder = recipe_path("harness")
+    if not (folder / f"{name}.toml").is_file():
+        names = ", ".join(sorted(path.stem for path in folder.glob("*.toml")))
+        raise ValueError(f"--harness takes a file of {folder}, but there is no {name!r}; there are {names}")
+    launcher = read_launcher(folder / f"{name}.toml")
+    return [
+        f"harness.agent=harness/{name}.toml",
+        f"harness.api={api or next(iter(launcher.api))}",
+        f"name=quickstart-{name}",
+    ]
 
 
 def recipe_path(name: str) -> Path:

@@ -166,6 +166,19 @@ def test_a_dry_run_prints_the_resolved_recipe_and_writes_nothing(command: tuple[
     assert os.listdir(tmp_path) == ["recipe.toml"]
 
 
+def test_the_quickstart_can_run_under_a_framework_in_any_of_its_apis() -> None:
+    found: Any = tomllib.loads(call("quickstart", "--harness", "langchain:messages", "--dry-run").stdout)
+    assert found["harness"]["agent"].endswith("recipes/harness/langchain.toml")
+    assert (found["harness"]["kind"], found["harness"]["api"], found["name"]) == (
+        "launcher",
+        "messages",
+        "quickstart-langchain",
+    )
+    first: Any = tomllib.loads(call("quickstart", "--harness", "smolagents", "--dry-run").stdout)
+    assert first["harness"]["api"] == "chat-tool"
+    assert "there are anthropic_sdk, claude_code, codex," in refused("quickstart", "--harness", "smol")
+
+
 def test_the_number_of_steps_of_the_quickstart_can_be_chosen() -> None:
     steps: Any = tomllib.loads(call("quickstart", "--steps", "3", "--dry-run").stdout)["steps"]
     assert steps == 3
