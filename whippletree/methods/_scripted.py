@@ -123,6 +123,7 @@ def learn(
     updates: int,
     tasks: int = 8,
     size: int = 4,
+    bonus: float = 0.01,
 ) -> list[dict[str, float]]:
     """For each update the mean reward of each harness, by its name, and what was left out, by reason.
 
@@ -130,7 +131,7 @@ def learn(
     """
     policy, told = Policy(seed), []
     optimizer = torch.optim.Adam(policy.model.parameters(), lr=1.5e-3, betas=(0.9, 0.95))
-    objective = partial(with_entropy, objective=method.objective, bonus=0.01)
+    objective = partial(with_entropy, objective=method.objective, bonus=bonus)
     for number in range(updates):
         rollouts = step(policy, harnesses, number, tasks=tasks, size=size)
         names = [rollout.id.partition("/")[0] for rollout in rollouts]
