@@ -156,9 +156,11 @@ def serve(
     idle: Annotated[
         float, typer.Option(help="Seconds without a call after which a session is ended as abandoned.")
     ] = 3600,
-    admin_key_file: Annotated[
+    admin: Annotated[
         Path | None,
-        typer.Option(help="Holds the key that opens sessions; else WHIPPLETREE_ADMIN_KEY, else a new one is printed."),
+        typer.Option(
+            "--admin-key-file", help="Holds the key that opens sessions; else WHIPPLETREE_ADMIN_KEY, else one is made."
+        ),
     ] = None,
 ) -> None:
     """The gateway alone: serve a model under the OpenAI, Anthropic and Gemini APIs, keep every call at token level.
@@ -173,15 +175,7 @@ def serve(
         from whippletree.running import serve_model
 
         served = serve_model(
-            model,
-            host=host,
-            port=port,
-            store=store,
-            dtype=dtype,
-            context=context,
-            idle=idle,
-            admin_key_file=admin_key_file,
-            console=screen(),
+            model, store, host=host, port=port, dtype=dtype, context=context, idle=idle, admin=admin, console=screen()
         )
         asyncio.run(served)
 

@@ -203,23 +203,24 @@ def evaluate_recipe(recipe: Path, settings: Sequence[str], *, checkpoint: Path |
 
 async def serve_model(
     model: str,
+    store: Path,
     *,
     host: str,
     port: int,
-    store: Path,
     dtype: str,
     context: int | None,
     idle: float,
-    admin_key_file: Path | None,
+    admin: Path | None,
     console: Console,
 ) -> None:
     """Serve a model, capture every call, and open sessions over HTTP, until SIGINT or SIGTERM.
 
     A session without a call and an event for `idle` seconds is ended as failed; the one of the printed key is not.
+    `admin` is the file of the admin key, if there is one.
     """
     if not 1 <= idle <= 1e9:
         raise ValueError(f"--idle is 1 to 1e9 seconds, but it is {idle:g}")
-    key, how = admin_key(admin_key_file)
+    key, how = admin_key(admin)
     loaded = load(model, dtype=dtype, context=context)
     policy = Policy(loaded, prove(loaded.model))
     name, stop = f"serve/{time.strftime('%Y%m%d-%H%M%S')}", asyncio.Event()

@@ -280,13 +280,13 @@ async def test_serve_ends_sessions_that_are_left_alone_but_not_its_own(model: Pa
     serving = asyncio.create_task(
         serve_model(
             str(model),
+            store.path,
             host="127.0.0.1",
             port=0,
-            store=store.path,
             dtype="float32",
             context=None,
             idle=1.0,
-            admin_key_file=None,
+            admin=None,
             console=Console(file=told, width=200),
         )
     )

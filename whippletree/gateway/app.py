@@ -64,28 +64,28 @@ def create_app(
 
     async def called(request: Request) -> Response:
         """A call, a count of tokens, or the list of models."""
-        api = _api_of(request.url.path)
+        api = _api_of(request.scope["path"])
         if api is None:
             sessions.find(_secret(request))
-            return _models(model_name, MODELS.fullmatch(request.url.path))
+            return _models(model_name, MODELS.fullmatch(request.scope["path"]))
         if request.method != "POST":
             raise ApiError(405, f"{request.method} is not served at this path; use POST")
         session = sessions.find(_secret(request))
         asked = json_object(await _body(request, max_request_bytes))
-        if of_gemini := gemini.PATH.fullmatch(request.url.path):
+        if of_gemini := gemini.PATH.fullmatch(request.scope["path"]):
             asked = gemini.request_of(asked, of_gemini)
         ask = api.ask_of(asked, model_name)
-        if request.url.path.rstrip("/").endswith(("/count_tokens", ":countTokens")):
+        if request.scope["path"].rstrip("/").endswith(("/count_tokens", ":countTokens")):
             assert api.counted
             return _json(200, api.counted(gateway.counted(ask)))
         ask = replace(ask, headers={name.lower(): value for name, value in request.headers.items()})
         return CallResponse(Call(gateway, session, ask, api=api.name), api, keepalive=keepalive)
 
     async def any_path(request: Request) -> Response:
-        known = _api_of(request.url.path) or (request.method == "GET" and MODELS.fullmatch(request.url.path))
+        known = _api_of(request.scope["path"]) or (request.method == "GET" and MODELS.fullmatch(request.scope["path"]))
         if known:
             return await called(request)
-        if sessions.administered and (path := named(request.method, request.url.path)):
+        if sessions.administered and (path := named(request.method, request.scope["path"])):
             return _json(*await rollouts.answer(request, path, lambda: _body(request, max_request_bytes)))
         raise HTTPException(404)
 
@@ -200,7 +200,7 @@ async def _body(request: Request, limit: int) -> bytes:
     """
     too_large = ApiError(413, f"a request may be {limit} bytes, but this one is larger", code="request_too_large")
     said = request.headers.get("content-length", "0")
-    if said.isdigit() and int(said) > limit:
+    if re.fullmatch("[0-9]{1,19}", said) and int(said) > limit:
         raise too_large
     parts: list[bytes] = []
     size = 0
@@ -214,7 +214,7 @@ async def _body(request: Request, limit: int) -> bytes:
 
 def _secret(request: Request) -> str | None:
     """The caller's key: from the path, else from a header."""
-    found = KEY.search(request.url.path)
+    found = KEY.search(request.scope["path"])
     return found[1] if found else header_key(request)
 
 
@@ -240,17 +240,18 @@ def _error(error: ApiError, api: Api) -> Response:
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError), error
-    return _error(error, _api_of(request.url.path) or chat.API)
+    return _error(error, _api_of(request.scope["path"]) or chat.API)
 
 
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
-    return _error(ApiError(error.status_code, f"{error.detail}: {request.method} is not served at this path"), chat.API)
+    what = f"{error.detail}: {request.method} is not served at this path"
+    return _refused(request, ApiError(error.status_code, what))
 
 
 def _own_fault(request: Request, error: Exception) -> Response:
     """Our own bug: the client gets the API's shape, and the server's log the traceback."""
-    api = _api_of(request.url.path) or chat.API
+    api = _api_of(request.scope["path"]) or chat.API
     return _error(ApiError(500, f"the gateway failed: {type(error).__name__}: {error}", code="server_error"), api)
 
 

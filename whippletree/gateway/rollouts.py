@@ -20,10 +20,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.requests import Request
 
 from whippletree.gateway.budget import Budget
@@ -39,7 +38,8 @@ ID = re.compile(r"(?!(.*/)?(events|export|models)(/|$))[\w~:@-][\w.~:@-]*(/[\w~:
 HOST = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?", re.ASCII)
 LONGEST, PAGE = 200, 1000  # characters of a name; sessions of one answer
 RULES = dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "this field is not known here")
-Body = TypeVar("Body", bound=BaseModel)
+OBJECT = TypeAdapter(dict[str, Any])
+Body = TypeVar("Body")
 
 
 class Strict(BaseModel):
@@ -82,7 +82,8 @@ class End(Strict):
     reason: Annotated[str, Field(pattern=r"^[^\x00]*$")] | None = None
 
 
-EVENTS: dict[str, type[Reward | Note | End]] = {"reward": Reward, "note": Note, "end": End}
+OPENING = TypeAdapter(Opening)
+EVENTS = {kind: TypeAdapter[Strict](of) for kind, of in (("reward", Reward), ("note", Note), ("end", End))}
 
 
 def named(method: str, path: str) -> re.Match[str] | None:
@@ -120,7 +121,7 @@ class Rollouts:
                 if not self._sessions.is_admin(key):
                     raise ApiError(401, "this path needs the admin key of the gateway", code="invalid_api_key")
                 if request.method == "POST":
-                    return 201, await self._open(_read(Opening, await body()), _server(request))
+                    return 201, await self._open(_read(OPENING, await body()), _server(request))
                 return 200, self._list(request.query_params)
             row = self._allowed(name, key)
             if path["what"] == "events":
@@ -261,7 +262,7 @@ def _urls(root: str) -> Json:
 
 
 def _event(body: bytes) -> tuple[str, Json]:
-    kind = _object(body).get("kind")
+    kind = _read(OBJECT, body).get("kind")
     if not isinstance(kind, str) or kind not in EVENTS:
         raise bad_request(f"`kind` is reward, note or end, but it is {json.dumps(kind):.200}", param="kind")
     said = _read(EVENTS[kind], body).model_dump(exclude={"kind"})
@@ -270,18 +271,20 @@ def _event(body: bytes) -> tuple[str, Json]:
     return kind, said
 
 
-def _read(model: type[Body], body: bytes) -> Body:
-    """The body as this model.
+def _read(kind: TypeAdapter[Body], body: bytes) -> Body:
+    """The body as this; deep nesting, and surrogates that no store takes, are refused with what cannot be read.
 
     Raises:
         ApiError: it is no such thing (400, by the first field at fault).
     """
-    row = _object(body)
+    text = body.strip() or b"{}"
     try:
-        read = model.model_validate_json(body.strip() or b"{}")
+        row, read = OBJECT.validate_json(text), kind.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
+        if not field:
+            raise bad_request(f"a request body is one JSON object, but of this one: {first['msg']}") from None
         rule = RULES.get(first["type"]) or first["msg"].removeprefix("Value error, ")
         came = "" if first["type"] in ("missing", "value_error") else f", but it is {json.dumps(first['input']):.200}"
         raise bad_request(f"`{field}`: {rule}{came}", param=field) from None
@@ -291,16 +294,6 @@ def _read(model: type[Body], body: bytes) -> Body:
         except ValueError:
             raise bad_request(f"`{name:.200}` holds NaN or Infinity, which are no JSON", param=name) from None
     return read
-
-
-def _object(body: bytes) -> Json:
-    try:
-        row = from_json(body.strip() or b"{}")  # which refuses deep nesting, and surrogates that no store takes
-    except ValueError as error:
-        raise bad_request(f"a request body is one JSON object, but this one cannot be read: {error}") from None
-    if not isinstance(row, dict):
-        raise bad_request(f"a request body is one JSON object, but this one is a {type(row).__name__}")
-    return row
 
 
 def _server(request: Request) -> str:
