@@ -208,7 +208,9 @@ def check(client: Client, store: Store) -> int:
     who = (client.number, client.api, client.tells)
     assert set(heard.values()) == {1}, (who, "one reply to two calls", heard.most_common(3))
     to_train = {turn.id for turn in turns.values() if turn.trainable}
-    assert to_train == set(heard), (who, "kept and not heard", to_train - set(heard), "lost", set(heard) - to_train)
+    steps = {turns[name].info["step"] for name in to_train - set(heard)}
+    doubled = [(t.id, t.finish_reason, t.info) for t in turns.values() if t.info["step"] in steps]
+    assert to_train == set(heard), (who, "kept and not heard", doubled, "lost", set(heard) - to_train)
     for reply in client.heard:
         turn = turns[reply.turn_id]
         assert rollouts[turn.id] == reply.rollout_id

@@ -168,7 +168,7 @@ class Call:
                 code="context_length_exceeded",
             )
         session.count_call(self.ask.n)
-        room = context - self.prompt_tokens
+        room = min(context - self.prompt_tokens, session.spent.budget.reply_tokens or context)
         return min(self.ask.max_tokens or session.defaults.max_tokens or room, room)
 
     async def _run(self, form: Form, hear: Hear | None) -> None:
@@ -265,9 +265,15 @@ class Call:
             await self._keep(begun, form)
 
     async def _keep(self, choices: Sequence[Choice], form: Form) -> list[Turn]:
+        """Keep these replies. What is handed to the store happens, so a call that is cancelled waits for it too."""
         turns = [self._turn(choice, form) for choice in choices]
+        adding = self.gateway.store.add_turns(self.session.rollout_id, self.session.attempt, turns)
+        kept = asyncio.ensure_future(adding)
         try:
-            await self.gateway.store.add_turns(self.session.rollout_id, self.session.attempt, turns)
+            while not kept.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({kept})
+            kept.result()
         except StoreError as error:
             raise self._failed(503, "the reply could not be kept", error) from error
         assert self._attempt

@@ -191,6 +191,27 @@ async def test_a_whole_reply_waits_for_the_disk_too(desk: MakeDesk):
     assert len(made.turns()) == 1
 
 
+async def test_a_client_that_goes_away_while_its_reply_is_being_kept_finds_that_reply_again(desk: MakeDesk):
+    made = desk(["hey", "another"], store=HeldStore)
+    assert isinstance(made.store, HeldStore)
+    session = await made.open()
+    async with serve(made.app) as url:
+        async with httpx.AsyncClient() as client:
+            asking = asyncio.create_task(
+                client.post(f"{session.base_url(url)}/chat/completions", json={"messages": HI})
+            )
+            await made.store.asked.wait()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.sleep(0.05)  # the server sees that nobody waits
+        made.store.go.set()
+        await until_kept(made, 1)
+        await asyncio.sleep(0.05)  # and that its reply arrived nowhere
+        again = await made.ask(session, "hi")
+    assert again.json()["choices"][0]["message"]["content"] == "hey"
+    assert (len(made.turns()), len(made.engine.calls)) == (1, 1)
+
+
 async def test_events_are_sent_as_they_are_made(desk: MakeDesk):
     made = desk(["abc"], delay=0.01)
     session = await made.open()
