@@ -193,10 +193,11 @@ class Collector:
             group=group,
             task=task,
             stream=name,
-            defaults=SamplingDefaults(temperature=temperature, max_tokens=sampling.reply_tokens),
+            defaults=SamplingDefaults(temperature=temperature),
             budget=Budget(
                 turns=sampling.turns,
                 tokens=sampling.tokens,
+                reply_tokens=sampling.reply_tokens,
                 seconds=sampling.seconds,
                 calls_per_second=sampling.calls_per_second,
             ),

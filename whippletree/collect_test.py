@@ -218,6 +218,18 @@ async def test_a_limit_of_turns_truncates_and_what_was_said_is_scored(runs):
     assert found.failed == Counter()
 
 
+async def test_a_reply_has_as_many_tokens_as_the_recipe_says_whatever_the_agent_asks_for(runs):
+    async def asks_for_more(runs: Runs, task: Task, client: httpx.AsyncClient) -> Outcome:
+        for asked in ({"max_tokens": 999}, {"max_tokens": 1}, {}):
+            fields = {"model": "m", "messages": [{"role": "user", "content": "x"}], **asked}
+            (await client.post("/chat/completions", json=fields)).raise_for_status()
+        return Outcome()
+
+    made = runs(asks_for_more)
+    await made.collector(reply_tokens=3, tasks_per_step=1, rollouts_per_task=1).step(0, 0, task_at, YES)
+    assert [sampling.max_tokens for _, sampling in made.engine.calls] == [3, 1, 3]
+
+
 async def test_a_full_window_truncates_and_what_was_said_is_scored(runs):
     async def grows(runs: Runs, task: Task, client: httpx.AsyncClient) -> Outcome:
         for length in (1, 100):

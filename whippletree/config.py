@@ -106,7 +106,7 @@ class RewardSection(Section):
 class SamplingSection(Section):
     tasks_per_step: int = Field(8, ge=1, description="groups of one update")
     rollouts_per_task: int = Field(8, ge=1, description="G, the size of a group")
-    reply_tokens: int = Field(512, ge=1, description="most tokens of one reply, not of a rollout")
+    reply_tokens: int = Field(512, ge=1, description="most tokens of one reply, whatever the agent asks for")
     turns: int = Field(64, ge=1, description="most calls of one rollout")
     tokens: int | None = Field(None, ge=1, description="most tokens that one rollout samples in all; default: no limit")
     seconds: float | None = Field(

@@ -17,6 +17,7 @@ class Budget:
 
     turns: int = 1000
     tokens: int | None = None  # sampled, of all replies together
+    reply_tokens: int | None = None  # of one reply, however many a call asks for
     seconds: float | None = None  # from the opening of the rollout
     calls_per_second: float | None = None  # over ten seconds: a harness in a loop asks for ever
 

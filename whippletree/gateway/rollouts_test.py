@@ -62,6 +62,9 @@ class Office:
         return Rollout.from_json(answer.json())
 
 
+NO_LIMIT = {"tokens": None, "reply_tokens": None, "seconds": None, "calls_per_second": None}
+
+
 @pytest.fixture
 def office(desk: MakeDesk) -> Office:
     return Office(desk(lambda _: "hello"))
@@ -90,7 +93,7 @@ async def test_a_session_is_opened_called_rewarded_ended_and_exported(office: Of
         "anthropic": plain,
         "gemini": plain,
     }
-    assert opened["budget"] == {"turns": 2, "tokens": None, "seconds": None, "calls_per_second": None}
+    assert opened["budget"] == {**NO_LIMIT, "turns": 2}
     assert (await office.call(opened["base_urls"]["openai"])).status_code == 200
     assert (await office.call(opened["plain_urls"]["openai"], secret, "and")).status_code == 200
     refused = await office.call(opened["base_urls"]["openai"], said="more")
@@ -161,7 +164,7 @@ async def test_what_is_known_of_a_session_is_told(office: Office):
     seconds = said["spent"].pop("seconds")
     assert 0 <= seconds < 600
     assert said["spent"] == {"turns": 1, "tokens": 6}
-    assert said["budget"] == {"turns": 1000, "tokens": 100, "seconds": None, "calls_per_second": None}
+    assert said["budget"] == {**NO_LIMIT, "turns": 1000, "tokens": 100}
     assert {name: said[name] for name in ("id", "attempt", "group", "state", "turns", "ending", "rewards")} == {
         "id": "r", "attempt": 0, "group": "g", "state": "open", "turns": 1, "ending": None, "rewards": {},
     }  # fmt: skip
