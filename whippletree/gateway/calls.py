@@ -181,19 +181,19 @@ class Call:
         await self._serving()
         self.sampling = True
         digest = sha256(np.asarray(self.prompt.ids, "<i4").tobytes()).hexdigest()[:32]
-        with self.session.occurrences(digest, self.ask.n) as numbers:
-            self._noted["prompt"] = digest
-            self.choices = [self._choice(index, digest, number) for index, number in enumerate(numbers)]
-            try:
+        try:
+            with self.session.occurrences(digest, self.ask.n) as numbers:
+                self._noted["prompt"] = digest
+                self.choices = [self._choice(index, digest, number) for index, number in enumerate(numbers)]
                 async with asyncio.TaskGroup() as group:
                     for choice in self.choices:
                         group.create_task(self._sample(choice, room, hear))
-            except ExceptionGroup as errors:
-                raise self._failed(500, "the engine failed", errors.exceptions[0]) from errors.exceptions[0]
-            except asyncio.CancelledError:
-                await self._abandon(form)
-                raise
-            turns = await self._keep(self.choices, form)
+                turns = await self._keep(self.choices, form)
+        except ExceptionGroup as errors:
+            raise self._failed(500, "the engine failed", errors.exceptions[0]) from errors.exceptions[0]
+        except asyncio.CancelledError:
+            await self._abandon(form)
+            raise
         for turn in turns:
             self.session.learn(turn)
 
