@@ -87,7 +87,8 @@ class Memory:
     def continued(self, key: bytes, message: Json) -> Known | None:
         """The turn whose messages and reply are those of `key`; `message` tells siblings apart by its calls' ids."""
         found = self._replies.get(key, [])
-        found = [known for known in found if names(known.message) == names(message)] or found
+        if len(found) > 1:
+            found = [known for known in found if names(known.message) == names(message)] or found
         return found[-1] if found else None
 
     def sampled(self, message: Json) -> Known | None:

@@ -29,8 +29,14 @@ async def serve(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIte
     """
     listening = _bound(host, port)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=5, backlog=2048
-    )  # an access log would hold the secrets of the URLs
+        app,
+        log_level="warning",
+        access_log=False,  # it would hold the secrets of the URLs
+        proxy_headers=False,  # nothing here asks where a call came from
+        lifespan="off",
+        timeout_graceful_shutdown=5,
+        backlog=2048,
+    )
     server = _Server(config)
     running = asyncio.create_task(server.serve([listening]))
     try:
