@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from contextlib import closing
@@ -81,6 +82,20 @@ async def test_the_retry_of_a_reply_that_never_arrived_gets_that_reply(tmp_path:
     assert said(again)["content"] == "sampled anew"
     kept, sibling = second.store.turns("r")
     assert sibling.info["sibling"] == [kept.id]
+
+
+async def test_lost_samples_of_one_step_are_each_given_once(tmp_path: Path):
+    first = Process(tmp_path / "t.sqlite", "one", "two", "three")
+    secret = await first.open()
+    await asyncio.gather(*(first.ask(secret) for _ in range(3)))
+    first.store.close()
+    with closing(sqlite3.connect(tmp_path / "t.sqlite", isolation_level=None)) as file:
+        file.execute("UPDATE turns SET delivered = number = 2")
+    second = Process(tmp_path / "t.sqlite", "sampled anew")
+    again = await asyncio.gather(second.ask(secret), second.ask(secret))
+    kept = [turn.reply["message"]["content"] for turn in second.store.turns("r")]
+    assert sorted(said(answer)["content"] for answer in again) == sorted(kept[:2])
+    assert (len(kept), len(second.engine.calls)) == (3, 0)
 
 
 async def test_a_client_key_for_its_request_gets_one_reply(tmp_path: Path):

@@ -56,6 +56,7 @@ class Steps:
                 await earlier.changed.wait()
                 continue
             if earlier.state == "undelivered" or (same and earlier.state in ("delivering", "delivered")):
+                earlier.becomes("delivering")  # to this request, and to no other one but its retries
                 return earlier, earlier
             break
         attempt = Attempt(idempotency=key)
@@ -67,7 +68,8 @@ class Steps:
         same = [attempt for attempt in attempts if key and attempt.idempotency == key]
         # a repeat with another key was meant as another request
         found = same or [attempt for attempt in attempts if not (key and attempt.idempotency)]
-        return found[-1] if found else None
+        waits = [attempt for attempt in found if attempt.state == "undelivered"]
+        return (waits or found)[-1] if found else None
 
     def restore(self, turns: Iterable[Turn], undelivered: set[str]) -> None:
         """Take in the turns that an earlier process kept."""
