@@ -28,11 +28,13 @@ from whippletree.methods.clawgym_ii import (
 )
 from whippletree.methods.contract_test import LAWS, numbered
 from whippletree.reward.channels import error_counts, score
-from whippletree.tree.black_box import kept, main_paths
+from whippletree.tree.black_box import kept
 from whippletree.tree.grow import grow
 from whippletree.types import Batch, Rollout, Services, Task, Tree, Turn
 
 BATCH = WORKED.with_extra(logp_train_N=WORKED.logp_old_N + torch.tensor([0.1, 0, -0.1, 0.2, 0, 0.9, 0, -0.3, 0]))
+
+KEEP = METHOD.keep or everything
 
 BLIND = METHOD.but(credit=partial(negated, credit=METHOD.credit))
 
@@ -63,7 +65,7 @@ FORKED = rollout(turn("c0", [1], [2]), turn("c1", [1, 2, 3], [4]), turn("c2", [1
 
 
 def test_case_1_the_retried_leaf_and_the_side_call_do_not_train() -> None:
-    (found,), told = kept([RETRIED], main_paths)
+    (found,), told = kept([RETRIED], KEEP)
     assert [t.id for t in found.turns] == ["c0", "c2", "c3"]
     assert (told["tree/dead_leaves"], told["tree/aux"], told["tree/main_trajectories"]) == (1, 1, 1)
     # mask 0 0 1 0 1 0 1
@@ -72,7 +74,7 @@ def test_case_1_the_retried_leaf_and_the_side_call_do_not_train() -> None:
 
 
 def test_case_2_a_token_that_paths_share_is_computed_once_and_trains_once() -> None:
-    (found,), told = kept([FORKED], main_paths)
+    (found,), told = kept([FORKED], KEEP)
     assert told["tree/main_trajectories"] == 2
     batch = Batch.of([found])
     assert batch.id_N.tolist() == [2, 4, 6]
@@ -124,7 +126,7 @@ def test_an_over_branched_rollout_does_not_train_but_its_reward_counts() -> None
     # nine leaves; rewards 1 (left out), 0, 1/2: mean 1/2, std 1/2
     bush = rollout(*(turn(f"q{n}", [1, n], [2]) for n in range(9)), reward=1.0)
     others = [rollout(turn("a", [1], [2]), reward=reward) for reward in (0.0, 0.5)]
-    rollouts, told = kept([bush, *others], main_paths)
+    rollouts, told = kept([bush, *others], KEEP)
     assert told["tree/over_branched"] == 1
     torch.testing.assert_close(METHOD.credit(Batch.of(rollouts)), torch.tensor([-1.0, 0.0]))
 
@@ -256,7 +258,7 @@ def test_only_the_harness_that_retries_and_asks_aside_has_anything_left_out() ->
     rollouts = _scripted.step(_scripted.Policy(0), HARNESSES, 0, tasks=8, size=4)
     assert len({r.group for r in rollouts}) == 16 and len(rollouts) == 64
     calls = {name: [r for r in rollouts if r.id.startswith(name)] for name in HARNESSES}
-    told = {name: kept(runs, main_paths)[1] for name, runs in calls.items()}
+    told = {name: kept(runs, KEEP)[1] for name, runs in calls.items()}
     assert (told["appends"]["tree/dead_leaves"], told["appends"]["tree/aux"]) == (0, 0)
     assert told["appends"]["tree/main_trajectories"] == 32
     # each run has a first call, a title and a last call, and what is more are first calls asked twice
