@@ -1,14 +1,16 @@
 # Each target sets up what it needs. Variables:
 #   PYTHON=python3.12     the Python to build environments with (3.11 or newer)
+#   PYTHON12=python3.12   the one for the gateways that ours is compared with (3.12 or newer)
 #   ARGS="..."            further arguments of the command that a target runs
 #   TORCH_INDEX=URL       one more package index, for instance one that offers CPU-only wheels of torch
 
 PYTHON ?= python3
+PYTHON12 ?= python3.12
 ARGS ?=
 BIN := .venv/bin
 PIP_FLAGS := --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help quickstart test test-gateway test-harness lint bench clean
+.PHONY: help quickstart test test-gateway test-harness lint bench bench-gateway bench-gateways clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -34,8 +36,15 @@ lint: .venv/ready ## style, formatting and types
 bench: .venv/ready .venv-trl/ready ## the same training step here and in TRL, side by side
 	$(BIN)/python -m benchmarks.step $(ARGS)
 
+bench-gateway: .venv/ready ## what the gateway adds to a call under 1, 32 and 256 agents, and its memory over 50,000 calls
+	$(BIN)/python -m benchmarks.gateway.latency $(ARGS)
+	$(BIN)/python -m benchmarks.gateway.memory
+
+bench-gateways: .venv/ready .venv-rivals/litellm/ready .venv-rivals/agentlightning/ready ## LiteLLM's proxy, Agent Lightning's server and ours, side by side
+	$(BIN)/python -m benchmarks.gateway.compare $(ARGS)
+
 clean: ## remove the environments and what the tools keep; runs/ stays
-	rm -rf .venv .venv-trl .venv-harness .harness-npm build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-trl .venv-harness .venv-rivals .harness-npm build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/ready: pyproject.toml constraints.txt
@@ -50,6 +59,13 @@ clean: ## remove the environments and what the tools keep; runs/ stays
 	$(call environment,.venv-trl)
 	@echo "installing TRL into .venv-trl: a few minutes the first time"
 	.venv-trl/bin/python -m pip install $(PIP_FLAGS) --requirement benchmarks/trl/requirements.txt
+	@touch $@
+
+.venv-rivals/%/ready: PYTHON := $(PYTHON12)
+.venv-rivals/%/ready: benchmarks/gateway/%.txt
+	$(call environment,.venv-rivals/$*)
+	@echo "installing $* into .venv-rivals: a minute"
+	.venv-rivals/$*/bin/python -m pip install $(PIP_FLAGS) --requirement $<
 	@touch $@
 
 .venv-harness/ready: recipes/harness/requirements.txt
