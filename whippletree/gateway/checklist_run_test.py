@@ -70,15 +70,16 @@ async def test_threads_of_a_run_are_told_apart_though_their_calls_come_in_parall
     made = desk(lambda _: "ok", tools=True, delay=0.001)
     session, tools = await made.open(), TOOLS["chat"]
     own, sub = HEADERS[harness]
-    other = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    look = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    other, prompt = (tools, "you are an agent") if sub else (look, "you are a sub-agent")  # then its headers alone tell
 
     async def main() -> None:
-        messages = [system("you are the main agent"), HI]
+        messages = [system("you are an agent"), HI]
         for _ in range(4):
             messages += [await chat(made, session, *messages, tools=tools, headers=own), MORE]
 
     async def beside(number: int) -> None:
-        messages = [system("you are a sub-agent"), {"role": "user", "content": f"errand {number}"}]
+        messages = [system(prompt), {"role": "user", "content": f"errand {number}"}]
         for _ in range(3):
             headers = {name: value + str(number) if value in "a2" else value for name, value in sub.items()}
             messages += [await chat(made, session, *messages, tools=other, headers=headers), MORE]
