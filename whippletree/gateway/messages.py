@@ -104,6 +104,9 @@ def _tool(row: Json, place: int) -> Json:
 def _chat(message: Json, where: str) -> list[Json]:
     """The message as those of chat completions: results of tools are messages of their own, before what is said."""
     content = message.get("content")
+    if not isinstance(message.get("role"), str) or not (content is None or isinstance(content, str | list)):
+        told = f"a message has a role, and a string or a list of blocks at {where}, but it is "
+        raise bad_request(told + json.dumps(message)[:200], param=where)
     if not isinstance(content, list):
         return [message]
     said: list[Json] = []

@@ -82,6 +82,13 @@ def test_a_block_that_cannot_be_read_is_refused_where_the_client_sent_it():
         assert (caught.value.status, caught.value.param) == (400, where)
 
 
+@pytest.mark.parametrize("message", [{"role": "user", "content": 7}, {"content": "hi"}])
+def test_a_message_that_is_none_is_refused_where_the_client_sent_it(message: Any):
+    with pytest.raises(ApiError) as caught:
+        ask(system="brief", messages=[*HI, message])
+    assert (caught.value.status, caught.value.param) == (400, "messages[1].content")
+
+
 def test_a_last_message_of_the_assistants_text_is_the_beginning_of_the_reply():
     said = {"role": "assistant", "content": [{"type": "text", "text": "So"}]}
     for last in (said, {"role": "assistant", "content": "So"}):
