@@ -34,12 +34,14 @@ class Continuing:
         self, renderer: Renderer, chat: list[Json], tools: Sequence[Json], keys: list[bytes], memory: Memory
     ) -> None:
         self.r, self.chat, self.tools, self.keys, self.memory = renderer, chat, tools, keys, memory
+        first = next((n for n, message in enumerate(chat) if message["role"] != "system"), len(chat) - 1)
+        self.opening = keys[first + 1]
         self.replies = [place for place, message in enumerate(chat) if message["role"] == "assistant"]
         self.exact = {p: known for p in self.replies if (known := memory.continued(keys[p + 1], chat[p]))}
         self.kept = self._reasoning_kept()
         self.grown: dict[int, str] = {}  # what the harness wrote after a reply, in the same message
 
-    def found(self, opening: bytes) -> Found:
+    def found(self) -> Found:
         """Ids and link of the prompt."""
         usable = [p for p, known in self.exact.items() if known.thought <= self.kept]
         base = max(usable, default=-1)
@@ -59,7 +61,9 @@ class Continuing:
             later = self.replies
         lost = [other for p in later if p not in spliced and (other := self._ours(p))]
         if lost or known is None or any(p > base for p in self.exact):
-            known = known or next(iter(spliced.values()), None) or (lost[0] if lost else self.memory.opened(opening))
+            known = (
+                known or next(iter(spliced.values()), None) or (lost[0] if lost else self.memory.opened(self.opening))
+            )
             link = "fork" if known else "root"
         thought = (known.thought if known and base >= 0 else frozenset()) | (self.kept & set(spliced))
         return Found(
@@ -86,13 +90,13 @@ class Continuing:
         """The turn whose reply stands here as it was sampled, whatever stood before it."""
         if place in self.exact:
             return self.exact[place]
-        known = self.memory.sampled(self.chat[place])
+        known = self.memory.sampled(self.chat[place], self.opening)
         return known if known and _says(known.message) == _says(self.chat[place]) else None
 
     def _ours(self, place: int) -> Known | None:
         """The turn whose reply stands here, perhaps changed."""
         asked = self.memory.asked(self.keys[place])
-        return self.memory.sampled(self.chat[place]) or (asked[-1] if asked else None)
+        return self.memory.sampled(self.chat[place], self.opening) or (asked[-1] if asked else None)
 
     def _spliced(self, place: int) -> tuple[int, ...] | Known | None:
         return self._same(place)

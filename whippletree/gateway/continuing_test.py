@@ -29,12 +29,14 @@ def text_of(ids: tuple[int, ...]) -> str:
     return str(TOKENIZER.decode(list(ids)))
 
 
-def remembered(memory: Memory, prompt: Prompt, ids: tuple[int, ...], *parts: Part) -> tuple[int, ...]:
+def remembered(
+    memory: Memory, prompt: Prompt, ids: tuple[int, ...], *parts: Part, name: str = "1.0"
+) -> tuple[int, ...]:
     """Prompt and reply of the turn that `memory` now knows."""
     rows = [{"kind": part.kind, "text": part.text, "call": part.call} for part in parts]
     info: Json = {**prompt.noted(), "parts": rows}
     kept: dict[str, Any] = {"version": 0, "finish_reason": "stop", "link": prompt.link, "info": info}
-    memory.remember(Turn(id="1.0", prompt_ids=prompt.ids, reply_ids=ids, reply_logps=(0.0,) * len(ids), **kept))
+    memory.remember(Turn(id=name, prompt_ids=prompt.ids, reply_ids=ids, reply_logps=(0.0,) * len(ids), **kept))
     return prompt.ids + ids
 
 
@@ -77,3 +79,13 @@ def test_a_new_question_forks_off_all_that_was_reasoned_before():
     prompt = RENDERER.prompt([user("hi"), said, user("more")], TOOLS, memory)
     assert "hm" not in text_of(prompt.ids)[len(text_of(first.ids)) :]
     assert (prompt.link, prompt.drift, prompt.dropped_reasoning) == ("fork", 0, True)
+
+
+def test_of_two_threads_that_said_the_same_a_fork_goes_on_from_its_own():
+    memory = Memory()
+    first, aside = (RENDERER.prompt([user(text)], (), memory) for text in ("hi", "a title, please"))
+    remembered(memory, first, (*THOUGHT, *ids_of(*"ok"), END), Part("reasoning", "hm"), Part("text", "ok"))
+    remembered(memory, aside, (*ids_of(*"ok"), END), Part("text", "ok"), name="2.0")
+    chat = [user("hi"), user("it is late"), {"role": "assistant", "content": "ok"}, user("more")]  # written anew
+    prompt = RENDERER.prompt(chat, (), memory)
+    assert (prompt.link, prompt.parent) == ("fork", "1.0")

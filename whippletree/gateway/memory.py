@@ -34,6 +34,7 @@ class Known:
     length: int
     thought: frozenset[int]  # places of messages whose reasoning stands in the ids
     keys: tuple[bytes | str, ...] = ()
+    opening: bytes = b""  # key of the conversation's first messages
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -59,7 +60,7 @@ class Memory:
     def remember(self, turn: Turn) -> None:
         """Take in a turn as the gateway kept it."""
         info, ids = turn.info, turn.prompt_ids + turn.reply_ids
-        key, place = bytes.fromhex(info["key"]), info["place"]
+        key, place, opening = bytes.fromhex(info["key"]), info["place"], bytes.fromhex(info["opening"])
         parts = [Part("text", info.get("begun", "")), *(Part(**row) for row in info["parts"])]
         message = clean(message_of(parts), 0)
         thought = {*info.get("thought", ()), *([place] if "reasoning_content" in message else ())}
@@ -71,7 +72,8 @@ class Memory:
             len(turn.prompt_ids) - info.get("opened", 0),
             len(ids),
             frozenset(thought),
-            (chained(key, message), *names(message), b"asked" + key, b"opening" + bytes.fromhex(info["opening"])),
+            (chained(key, message), *names(message), b"asked" + key, b"opening" + opening),
+            opening,
         )
         known.strand.turns.append(known)
         self._threads[turn.id], self._by_id[turn.id] = turn.thread, known
@@ -91,11 +93,14 @@ class Memory:
             found = [known for known in found if names(known.message) == names(message)] or found
         return found[-1] if found else None
 
-    def sampled(self, message: Json) -> Known | None:
-        """The turn whose reply this message is, wherever it stands: by the ids of its calls, else by its text."""
+    def sampled(self, message: Json, opening: bytes) -> Known | None:
+        """The turn whose reply this message is, wherever it stands: by the ids of its calls, else by its text.
+
+        Of turns that said the same, one of a conversation with this opening.
+        """
         for name in names(message):
             if found := self._replies.get(name):
-                return found[-1]
+                return next((known for known in reversed(found) if known.opening == opening), found[-1])
         return None
 
     def asked(self, key: bytes) -> Sequence[Known]:

@@ -128,8 +128,8 @@ class Renderer:
         begins = chat and chat[-1]["role"] == "assistant" and messages[-1].get("prefix") is True
         begun = self._begun(chat.pop(), tool_choice) if begins else ""
         keys = keys_of(chat, tools)
-        first = next((n for n, message in enumerate(chat) if message["role"] != "system"), len(chat) - 1)
-        found = Continuing(self, chat, tools, keys, memory).found(keys[first + 1])
+        continuing = Continuing(self, chat, tools, keys, memory)
+        found = continuing.found()
         forced = self._forced(tool_choice, tools)
         opened = self._ids(forced + begun)
         closes = self._ids("\n" + THINK[1] + "\n\n") if opened and self.opens_thinking else ()
@@ -144,7 +144,7 @@ class Renderer:
             begun=begun,
             opened=len(opened),
             thinking=self.opens_thinking and not opened,
-            opening=keys[first + 1],
+            opening=continuing.opening,
             place=len(chat),
             thought=found.thought,
         )
