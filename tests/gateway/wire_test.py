@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import re
@@ -36,7 +37,12 @@ ODD = (
     *(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n"),
 )
 ALIVE = Sent("GET", "/healthz", (), b"")
-GOOD = Sent("POST", "/v1/chat/completions", (), b'{"messages": [{"role": "user", "content": "hi"}]}')
+
+
+def good(number: int, secret: str) -> Sent:
+    """A request that nobody else sends, as the kept reply of one that was cut off would be given to the next."""
+    body = json.dumps({"messages": [{"role": "user", "content": f"hi {number}"}]})
+    return Sent("POST", "/v1/chat/completions", (("x-api-key", secret),), body.encode())
 
 
 def written(sent: Sent, *, length: str = "content-length", size: int | None = None, close: bool = True) -> bytes:
@@ -55,19 +61,19 @@ def chunked(sent: Sent, size: str) -> bytes:
     )
 
 
-def broken(chance: random.Random, good: Sent) -> bytes:
+def broken(chance: random.Random, sound: Sent) -> bytes:
     """What no client sends: a good request with something wrong of its HTTP."""
-    raw, how = written(good), chance.randrange(7)
+    raw, how = written(sound), chance.randrange(7)
     if how == 0:
         return chance.choice(ODD)
     if how == 1:  # half a request
         return raw[: chance.randrange(len(raw))]
     if how == 2:
-        return written(good, size=chance.choice((0, 1, 20, 10_000, -1, 10**30)))
+        return written(sound, size=chance.choice((0, 1, 20, 10_000, -1, 10**30)))
     if how == 3:
-        return chunked(good, chance.choice(("", "0", "-1", "zz", "ffffffffffffffffff", "1", "31;a=b", "0x31")))
+        return chunked(sound, chance.choice(("", "0", "-1", "zz", "ffffffffffffffffff", "1", "31;a=b", "0x31")))
     if how == 4:
-        return written(good.with_header("transfer-encoding", chance.choice(("chunked", "gzip", "chunked, chunked"))))
+        return written(sound.with_header("transfer-encoding", chance.choice(("chunked", "gzip", "chunked, chunked"))))
     for _ in range(chance.randint(1, 8)):
         place = chance.randrange(len(raw))
         raw = (
@@ -84,11 +90,10 @@ async def test_broken_http_is_answered_or_cut_and_the_server_serves_on(
     chance, statuses = random.Random(SEED), Counter[int]()
     place = Place(tmp_path / "t.sqlite", chance)
     await place.open()
-    good = GOOD.with_header("x-api-key", place.secrets[1])
     async with serve(place.app) as url:
         for number in range(COUNT // 20):
             try:
-                statuses.update(await one(place, url, chance, good))
+                statuses.update(await one(place, url, chance, good(number, place.secrets[1])))
                 assert await told(url, written(ALIVE), ends=False) == [200]
             except BaseException as error:
                 error.add_note(f"seed {SEED!r}, request {number}")
@@ -100,17 +105,17 @@ async def test_broken_http_is_answered_or_cut_and_the_server_serves_on(
         print(f"\n{COUNT // 20} connections:", dict(sorted(statuses.items())))
 
 
-async def one(place: Place, url: str, chance: random.Random, good: Sent) -> list[int]:
+async def one(place: Place, url: str, chance: random.Random, sound: Sent) -> list[int]:
     """One connection: a broken request, a mutated one, or several good ones at once; gives the statuses."""
     before, how = place.rows(), chance.randrange(4)
     if how < 2:
-        statuses = await told(url, broken(chance, good), ends=True)
+        statuses = await told(url, broken(chance, sound), ends=True)
     elif how == 2:
         sent = mutated.request(chance, place.secrets[1], ADMIN)
         statuses = await told(url, written(sent), ends=True)
     else:
         count = chance.randint(1, 4)
-        pieces = [written(good, close=False)] * (count - 1) + [written(good)]
+        pieces = [written(sound, close=False)] * (count - 1) + [written(sound)]
         statuses = await told(url, b"".join(pieces), ends=False)
         assert statuses == [200] * count, statuses
         assert place.rows()[0] - before[0] == count
