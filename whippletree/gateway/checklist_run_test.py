@@ -179,9 +179,9 @@ async def test_after_a_restart_a_run_goes_on_from_its_messages_alone(desk: MakeD
 
 
 # 37
-async def printed(folder: Path, script: str, kind: sandbox.Kind) -> list[str]:
+async def printed(folder: Path, script: str, kind: sandbox.Kind, more: str = "") -> list[str]:
     """What two runs of a harness that is this script print."""
-    text = f'name = "fake"\nversion = "1"\ntimeout = 60.0\ncommand = ["sh", "-c", """{script}"""]\n[api.chat]\n'
+    text = f'name = "fake"\nversion = "1"\ntimeout = 60.0\n{more}command = ["sh", "-c", """{script}"""]\n[api.chat]\n'
     (folder / "fake.toml").write_text(text)
     harness = load_launcher(folder / "fake.toml", api="chat", tools=folder, sandbox=kind)
     task, urls = Task("t", columns={"prompt": "x"}), [f"http://127.0.0.1:{port}/v1" for port in (9, 10)]
@@ -205,12 +205,12 @@ async def test_two_runs_see_the_same_machine_so_that_their_prompts_are_the_same(
         assert fixed in one
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a sandbox does not fix the clock: prompts that hold the day differ between days"
-)
-async def test_two_runs_see_the_same_clock(tmp_path: Path):
-    one, two = await printed(tmp_path, "date +%s.%N", "auto")
-    assert one == two
+@needs_bubblewrap
+@pytest.mark.skipif(not list(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1")), reason="no faketime here")
+async def test_two_runs_see_the_same_day_where_their_launcher_fixes_it(tmp_path: Path):
+    script = "date +%F; python3 -c 'import datetime; print(datetime.date.today())'"
+    one, two = await printed(tmp_path, script, "bubblewrap", 'clock = "2026-01-31 09:00:00"\n')
+    assert one == two == "2026-01-31\n" * 2
 
 
 # 38

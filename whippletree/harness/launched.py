@@ -59,6 +59,7 @@ class Launcher(_Strict):
     timeout: float = Field(gt=0)  # seconds
     memory: int | None = Field(default=None, gt=0)  # bytes of data of each process
     processes: int | None = Field(default=None, gt=0)
+    clock: str = Field(default="", pattern=r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)?$")  # at which each run begins; "": now
     packages: Packages = Packages()
     env: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)  # by path in the home folder
@@ -140,6 +141,7 @@ class LaunchedHarness:
             "LANG": "C.UTF-8",
             "TZ": "UTC",
             "HOME": values["home"],
+            **(sandbox.clock(self.launcher.clock) if self.launcher.clock else {}),
             **{name: _filled(text, values) for name, text in said.items()},
         }
 

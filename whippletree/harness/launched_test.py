@@ -226,3 +226,13 @@ def test_a_file_that_says_what_nothing_reads_is_refused(tmp_path: Path, text: st
 def test_an_api_that_a_harness_does_not_speak_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"fake.toml: fake speaks chat, but messages was asked for"):
         load(tmp_path, SHELL.format("true"), api="messages")
+
+
+def test_a_clock_that_cannot_be_had_says_what_is_missing(tmp_path: Path):
+    with pytest.raises(ValueError, match="package faketime"):
+        sandbox.clock("2026-01-31 09:00:00", folders=(str(tmp_path),))
+
+
+def test_a_clock_is_a_day_and_a_time(tmp_path: Path):
+    with pytest.raises(ValueError, match="clock"):
+        load(tmp_path, 'clock = "tomorrow"\n' + SHELL.format("date"))

@@ -1,8 +1,8 @@
 """A command inside bubblewrap: a read-only system, one scratch home, no network but the gateway, the same names always.
 
 Inside, every run sees the same machine, so that prompts that name it are the same in every rollout: host `agent`, user
-`agent` (1000), home `HOME`, work folder `WORK`, gateway at 127.0.0.1:`PORT`, an empty /tmp. The clock, the kernel's
-name and the list of processors cannot be fixed.
+`agent` (1000), home `HOME`, work folder `WORK`, gateway at 127.0.0.1:`PORT`, an empty /tmp. The kernel's name and
+the list of processors cannot be fixed; the clock can be, see `clock`.
 """
 
 from __future__ import annotations
@@ -64,6 +64,20 @@ def found(kind: Kind) -> bool:
             f"allow user namespaces (in a container they are often off), or take sandbox='auto' to run without"
         )
     return not why
+
+
+def clock(begins: str, *, folders: Sequence[str] = _SYSTEM) -> dict[str, str]:
+    """The variables with which programs see a clock that begins at `begins` and goes on, so that no day differs.
+
+    It is libfaketime's, which statically linked programs do not see.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    places = sorted(path for folder in folders for path in Path(folder).glob("**/faketime/libfaketimeMT.so.1"))
+    if not places:
+        raise ValueError("a clock of its own needs your system's package faketime, which is not installed")
+    return {"LD_PRELOAD": str(places[0]), "FAKETIME": f"@{begins}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
 @cache
