@@ -13,8 +13,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from whippletree import __version__, cli, config, methods
+from whippletree.telling import told
 
-COMMANDS = ("quickstart", "train", "eval", "serve", "methods", "report", "doctor", "turns")
+COMMANDS = ("quickstart", "train", "eval", "serve", "methods", "claim", "claims", "report", "doctor", "turns")
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
 
 
@@ -67,7 +68,7 @@ def test_methods_stand_on_one_line_each(columns: int) -> None:
     lines = call("methods", columns=columns).stdout.splitlines()
     assert [line.split()[0] for line in lines[1:-1]] == methods.names()
     assert max(map(len, lines)) <= columns
-    assert ("reconstructed" in lines[4]) == (columns == 120)
+    assert ("source" in lines[0].split()) == (columns == 120)
     assert lines[-1].startswith("all fill credit, objective, average; ")
 
 
@@ -119,7 +120,7 @@ def test_an_unknown_command_is_refused_by_name() -> None:
 
 def end(error: BaseException) -> int:
     """The status with which an error inside a command ends it."""
-    with pytest.raises(typer.Exit) as ended, cli.told():
+    with pytest.raises(typer.Exit) as ended, told():
         raise error
     return ended.value.exit_code
 
@@ -135,12 +136,12 @@ def test_a_full_disk_and_a_missing_right_are_told_in_words(capsys: pytest.Captur
 
 @pytest.mark.parametrize("bug", [KeyError("x"), AssertionError("x"), OSError("no file is named")])
 def test_a_bug_keeps_its_traceback(bug: Exception) -> None:
-    with pytest.raises(type(bug)), cli.told():
+    with pytest.raises(type(bug)), told():
         raise bug
 
 
 def test_an_error_of_a_library_keeps_its_traceback_though_ours_of_that_kind_are_told() -> None:
-    with pytest.raises(json.JSONDecodeError), cli.told():  # a ValueError, raised outside this package
+    with pytest.raises(json.JSONDecodeError), told():  # a ValueError, raised outside this package
         json.loads("{")
     assert end(ValueError("ours")) == 1
     assert end(FloatingPointError("ours")) == 1
@@ -150,7 +151,7 @@ def test_of_errors_that_came_together_the_first_that_can_be_told_is(capsys: pyte
     full = OSError(errno.ENOSPC, "No space left on device")
     assert end(ExceptionGroup("tasks", [KeyError("x"), ExceptionGroup("inner", [full]), full])) == 1
     assert "the disk is full" in capsys.readouterr().err
-    with pytest.raises(ExceptionGroup), cli.told():
+    with pytest.raises(ExceptionGroup), told():
         raise ExceptionGroup("tasks", [KeyError("x")])
 
 
