@@ -49,11 +49,15 @@ class Continuing:
         before = self.exact[base].ids if base >= 0 else ()
         known = self.exact.get(base)
         drift, link = 0, "append"
-        if later and (whole := self._whole(later[0])):
-            known, before, base, later = whole, whole.ids, later[0], later[1:]
-        elif later and (changed := self._realigned(later[0])):
-            known, before, drift = changed
-            base, link, later = later[0], "realign", later[1:]
+        for place in reversed(later):  # the prompt of the latest turn holds those before it, as it was given them
+            if whole := self._whole(place):
+                known, before, base = whole, whole.ids, place
+            elif changed := self._realigned(place):
+                (known, before, drift), base, link = changed, place, "realign"
+            else:
+                continue
+            later = [p for p in later if p > base]
+            break
         spliced = {p: other for p in later if (other := self._same(p))}
         ids = self._ids(base, before, spliced)
         if ids is None:

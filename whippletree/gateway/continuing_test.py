@@ -89,3 +89,19 @@ def test_of_two_threads_that_said_the_same_a_fork_goes_on_from_its_own():
     chat = [user("hi"), user("it is late"), {"role": "assistant", "content": "ok"}, user("more")]  # written anew
     prompt = RENDERER.prompt(chat, (), memory)
     assert (prompt.link, prompt.parent) == ("fork", "1.0")
+
+
+def test_a_conversation_whose_every_reply_comes_back_changed_is_continued_from_its_latest():
+    for wrote, link in (("ok\n", "append"), ("k", "realign")):
+        memory, chat = Memory(), [user("hi")]
+        seen: tuple[int, ...] = ()
+        for n in range(3):
+            prompt = RENDERER.prompt(chat, (), memory)
+            assert prompt.link == (link if n else "root")
+            if link == "append":
+                assert prompt.ids[: len(seen)] == seen
+            spoken = ids_of(*"ok") if link == "append" else (*ids_of(*"ok"), END)
+            seen = remembered(memory, prompt, spoken, Part("text", "ok"), name=f"{n}.0")
+            assert prompt.parent == (f"{n - 1}.0" if n else "")
+            more = "```" if link == "append" else ""
+            chat = [*chat, {"role": "assistant", "content": wrote + more}, user(f"more {n}")]
