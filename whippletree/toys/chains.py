@@ -51,3 +51,27 @@ def favour(world: World, bonus: float) -> Tensor:
     start_PV = torch.zeros(world.places, world.actions)
     start_PV[:, RIGHT] = bonus
     return start_PV
+
+
+def criteria(*, length: int = 8, symbols: int = 6, needed: int = 1, banned: int = 5) -> World:
+    """A word that is paid for two things: channel "has", the needed symbol stands somewhere in its first half, and
+    channel "lacks", the banned one nowhere in its second half. Each is 0 or 1 and arrives with the last symbol.
+
+    One turn; the place is the position. Messages 1 and 2 are the two criteria. State: position, + length if the needed
+    symbol was met, + 2 length if the banned one was.
+    """
+    n, S = length, 4 * length
+    state_S = torch.arange(S)
+    position_S, has_S, broken_S = state_S % n, state_S // n % 2 == 1, state_S // (2 * n) == 1
+    symbol_V, early_S = torch.arange(symbols), position_S < n // 2
+    has_SV = has_S[:, None] | (early_S[:, None] & (symbol_V == needed))
+    broken_SV = broken_S[:, None] | (~early_S[:, None] & (symbol_V == banned))
+    last_SV = (position_S == n - 1)[:, None].expand(S, symbols)
+    return World(
+        next_SV=torch.where(last_SV, END, position_S[:, None] + 1 + n * has_SV + 2 * n * broken_SV),
+        rewards={"has": (last_SV & has_SV).float(), "lacks": (last_SV & ~broken_SV).float()},
+        place_S=position_S,
+        steps=n,
+        one_turn=True,
+        messages=2,
+    )

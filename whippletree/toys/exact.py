@@ -28,10 +28,15 @@ def values(world: World, logp_PV: Tensor, table_SV: Tensor | None = None) -> Ten
     return torch.stack(value_TS[::-1])
 
 
-def expected(world: World, logp_PV: Tensor, name: str | None = None) -> Tensor:
-    """The exact mean over tasks of the reward, or of the channel or measure `name`, of an episode; differentiable."""
+def by_task(world: World, logp_PV: Tensor, name: str | None = None) -> Tensor:
+    """[G] the exact reward of each task, or what the channel or measure `name` counts there; differentiable."""
     table_SV = None if name is None else world.table(name)
-    return values(world, logp_PV, table_SV)[0, world.start_G].mean()
+    return values(world, logp_PV, table_SV)[0, world.start_G]
+
+
+def expected(world: World, logp_PV: Tensor, name: str | None = None) -> Tensor:
+    """The mean of `by_task`; differentiable."""
+    return by_task(world, logp_PV, name).mean()
 
 
 def optimum(world: World, name: str | None = None) -> Tensor:
@@ -51,3 +56,11 @@ def chance(world: World, name: str | None = None) -> Callable[[Table], float]:
             return float(expected(world, policy.logp_PV(), name))
 
     return now
+
+
+def tilted(logp_PV: Tensor, reward_PV: Tensor, *, beta: float) -> Tensor:
+    """[P, V] log-probs of what a bandit's reward less beta times the KL to this policy is largest for.
+
+    pi*(v) = pi(v) exp(r(v) / beta) / Z
+    """
+    return (logp_PV + reward_PV / beta).log_softmax(-1)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whippletree.types import Batch, Forward, Json, Rollout, Task, Turn
+from whippletree.types import Batch, Ending, Forward, Json, Link, Rollout, Task, Turn
 
 if TYPE_CHECKING:
     from whippletree.toys.world import World
@@ -121,33 +121,35 @@ class Played(Sequence[Rollout]):
         for r, group in enumerate(self.group_R.tolist()):
             label = f"{self.version_R[r]}/{r}"
             task = Task(str(group % tasks))
-            ending = "done" if self.ended_R[r] else "truncated"
+            ending: Ending = "done" if self.ended_R[r] else "truncated"
             rewards: dict[str, float | None] = {name: gain[r] for name, gain in gains.items()}
-            made.append(Rollout(label, task, str(group), tuple(self._turns(r, label)), rewards, ending))  # type: ignore[arg-type]  # a literal
+            made.append(Rollout(label, task, str(group), tuple(self._turns(r, label)), rewards, ending))
         return made
 
     def _turns(self, r: int, label: str) -> Iterator[Turn]:
         world, n, version = self.world, int(self.length_R[r]), int(self.version_R[r])
         actions, logps = self.action_RT[r, :n].tolist(), self.logp_RT[r, :n].tolist()
         places = [world.actions + place for place in self.place_RT[r, :n].tolist()]
-        if world.one_turn:
-            yield self._turn(f"{label}.0", (places[0],), tuple(actions), tuple(logps), version)
-            return
+        width = n if world.one_turn else 1  # tokens of a reply
         prompt: tuple[int, ...] = ()
-        for t in range(n):
+        said: list[Json] = []
+        for t in range(0, n, width):
+            reply = tuple(actions[t : t + width])
             prompt = (*prompt, places[t])
-            yield self._turn(f"{label}.{t}", prompt, (actions[t],), (logps[t],), version)
-            prompt = (*prompt, actions[t])
+            words = self._words(places[t : t + 1], reply)
+            request: Json = {"messages": [*said, words[0]]} if words else {}
+            answer = words[1] if words else {}
+            link: Link = "append" if t else "root"
+            name, logp = f"{label}.{t}", tuple(logps[t : t + width])
+            yield Turn(name, prompt, reply, logp, version, "stop", request=request, reply=answer, link=link)
+            prompt, said = (*prompt, *reply), [*said, *words]
 
-    def _turn(self, label: str, prompt: tuple[int, ...], reply: tuple[int, ...], logps: Any, version: int) -> Turn:
-        link = "append" if len(prompt) > 1 else "root"
-        request: Json = {}
-        answer: Json = {}
-        if self.world.does:
-            said = [{"role": "assistant" if n % 2 else "user", "content": self._word(i)} for n, i in enumerate(prompt)]
-            request = {"messages": said}
-            answer = {"role": "assistant", "content": " ".join(self._word(i) for i in reply)}
-        return Turn(label, prompt, reply, logps, version, "stop", request=request, reply=answer, link=link)  # type: ignore[arg-type]  # a literal
+    def _words(self, seen: Sequence[int], done: Sequence[int]) -> list[Json]:
+        """What was seen and done, as two messages; none in a world without words."""
+        if not self.world.does:
+            return []
+        user, assistant = (" ".join(self._word(token) for token in tokens) for tokens in (seen, done))
+        return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
 
     def _word(self, token: int) -> str:
         world = self.world
