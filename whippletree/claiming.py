@@ -36,7 +36,9 @@ def prepared(name: str, *, first: int, seeds: int | None = None, file: Path | No
     if not sources(module):
         raise ValueError(f"there is no method or module {name!r}; claims are in {', '.join(names())}")
     chosen = range(first, first + (seeds or claim_in(module).seeds))
-    return Experiment(name, module, chosen, json.loads(file.read_text()) if file and file.exists() else {})
+    return Experiment(
+        name, module, chosen, json.loads(file.read_text(encoding="utf-8")) if file and file.exists() else {}
+    )
 
 
 def measure(experiments: Sequence[Experiment], *, jobs: int, folder: Path | None = None) -> list[Json]:
@@ -71,7 +73,7 @@ def stored(chosen: Sequence[str], *, docs: Path, jobs: int) -> list[Json]:
     experiments = [prepared(name, first=FIRST, file=folder / f"{name}.json") for name in chosen or names()]
     folder.mkdir(parents=True, exist_ok=True)
     records = measure(experiments, jobs=jobs, folder=folder)
-    known = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
-    text = table.read_text() if table.exists() else f"{BEGIN}\n{END}\n"
+    known = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+    text = table.read_text(encoding="utf-8") if table.exists() else f"{BEGIN}\n{END}\n"
     write_aside(table, page(text, known).encode())
     return records
