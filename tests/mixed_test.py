@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from tests import runs
 from tests.collecting import Runs, ask
+from whippletree import toml
 from whippletree.collect import DIGESTS, HARNESS, Runner
 from whippletree.engine.scripted import ScriptedEngine
 from whippletree.gateway.store import Store
 from whippletree.harness.outcome import Outcome
 from whippletree.models.tiny import tiny_tokenizer
+from whippletree.report.metrics import read
 from whippletree.stats import harness_metrics
 from whippletree.tree.fidelity import FidelityError
 from whippletree.types import Rollout, Task
@@ -44,9 +49,9 @@ class Named:
 @pytest.fixture
 def mixed(tmp_path: Path):
     store = Store(tmp_path / "turns.sqlite")
-    runs = Runs(store, ScriptedEngine(lambda prompt: "yes", tiny_tokenizer()))
-    runs.harnesses = {"short": Runner(Named(runs, 1), 2), "long": Runner(Named(runs, 3, fails=("1",)), 5)}
-    yield runs
+    made = Runs(store, ScriptedEngine(lambda prompt: "yes", tiny_tokenizer()))
+    made.harnesses = {"short": Runner(Named(made, 1), 2), "long": Runner(Named(made, 3, fails=("1",)), 5)}
+    yield made
     store.close()
 
 
@@ -120,3 +125,35 @@ async def test_rollouts_of_another_template_are_not_trained(mixed: Runs) -> None
         error = error.exceptions[0]
     assert isinstance(error, FidelityError)
     assert "made with another template than" in str(error)
+
+
+# ---- whole runs -------------------------------------------------------------------------------------------------
+
+
+def told(folder: Path, *settings: str) -> dict[str, Any]:
+    """The metrics of a run of one step under two agents, of which one has a sub-agent."""
+    agents = [f'{{name = "{name}", agent = "{runs.__file__}:{name}"}}' for name in ("agent", "agent_with_help")]
+    path = runs.recipe(folder)
+    table = tomllib.loads(path.read_text())
+    del table["harness"]
+    path.write_text(toml.dump(table))
+    runs.run(path, folder / "runs", "steps=1", f"harness=[{', '.join(agents)}]", *settings)
+    (row,) = [row for row in read(folder / "runs" / "tiny" / "metrics.jsonl") if "step_time" in row]
+    return row
+
+
+def test_one_update_learns_from_two_harnesses(tmp_path: Path) -> None:
+    row = told(tmp_path)
+    assert [row[f"harness/{name}/rollouts"] for name in ("agent", "agent_with_help")] == [8, 8]
+    assert (row["harness/agent/turns"], row["harness/agent_with_help/turns"]) == (2, 2)  # of the main thread
+    assert row["tree/aux/sub-agent"] == 8
+    assert row["grad_norm"] > 0
+
+
+def test_a_sub_agent_trains_where_the_recipe_says_so_and_in_a_group_of_its_own(tmp_path: Path) -> None:
+    row = told(tmp_path, 'threads.train=["main", "sub-agent"]', 'threads.apart=["sub-agent"]')
+    assert row["harness/agent_with_help/turns"] == 3
+    assert "tree/aux/sub-agent" not in row
+    # 2 tasks x 4 rollouts of each harness, and 8 parts for the sub-agents
+    assert row["turns/mean"] == (2 * 16 + 8) / 24
+    assert row["tree/parts_unpaid"] == 0

@@ -28,6 +28,15 @@ async def agent(task: Task, base_url: str, api_key: str) -> None:
             messages += [reply, {"role": "user", "content": "go on"}]
 
 
+async def agent_with_help(task: Task, base_url: str, api_key: str) -> None:
+    """Asks, and a sub-agent of its asks too."""
+    await agent(task, base_url, api_key)
+    says = {"x-api-key": api_key, "x-openai-subagent": "worker", "thread-id": "w"}
+    async with httpx.AsyncClient(base_url=base_url, headers=says, verify=False, timeout=60) as client:
+        asked = {"model": "policy", "messages": [{"role": "user", "content": "help with " + task.columns["word"]}]}
+        (await client.post("/chat/completions", json=asked)).raise_for_status()
+
+
 async def failing_agent(task: Task, base_url: str, api_key: str) -> None:
     """Fails after its first call wherever the task says so."""
     await agent(task, base_url, api_key)

@@ -32,6 +32,8 @@ def fitted(method: Method, recipe: config.Recipe) -> Method:
         raise ValueError(f"method {recipe.method} needs {', '.join(missing)}, which a recipe cannot give it yet")
     if method.train is not None:
         raise ValueError(f"method {recipe.method} brings its own training: run its file")
+    if method.keep is not None and recipe.threads.changed("train"):
+        raise ValueError(f"threads.train has no effect, as {recipe.method} says which turns train: remove it")
     changes: dict[str, Any] = {}
     for slot, settings in recipe.method_settings.items():
         part = getattr(method, slot) if slot in {field.name for field in fields(method)} else None

@@ -24,6 +24,11 @@ def test_settings_of_a_part_are_applied() -> None:
     assert changed.objective is methods.load("grpo").objective
 
 
+def test_threads_that_the_method_chooses_itself_cannot_be_set() -> None:
+    with pytest.raises(ValueError, match=r"threads\.train has no effect, as clawgym_ii says which"):
+        chosen_method(recipe(method="clawgym_ii", threads={"train": ["main", "sub-agent"]}))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -15,7 +15,7 @@ from whippletree.report.metrics import Metrics, read
 from whippletree.report.terminal import View
 from whippletree.run_directory import RunDirectory, State
 from whippletree.stats import batch_metrics, collected_metrics, fidelity_metrics, harness_metrics
-from whippletree.tree.black_box import kept, threads
+from whippletree.tree.black_box import apart, kept, threads
 from whippletree.types import Batch, Rollout
 
 
@@ -49,7 +49,9 @@ class Loop:
         parts, started = self.parts, time.perf_counter()
         found = await parts.collector.step(state.step, state.cursor, parts.task_at, accepts(parts.method, self.weights))
         sampled = time.perf_counter()
-        rollouts, left_out = kept(self.usable(found), parts.method.keep or threads)
+        section = self.recipe.threads
+        whole, left_out = kept(self.usable(found), parts.method.keep or partial(threads, kinds=section.train))
+        rollouts, alone = apart(whole, kinds=section.apart, own=section.rewards)
         batch = Batch.of(rollouts, channels=tuple(self.weights) or None, weights=self.weights)
         for evidence in parts.method.evidence:
             batch = batch.with_extra(**await evidence(rollouts, batch, parts.services))
@@ -74,9 +76,10 @@ class Loop:
             **learned.seconds,
         }
         told = (
-            collected_metrics(found, rollouts)
-            | harness_metrics(rollouts, rewards_of(rollouts, self.weights), found.failed_under)
+            collected_metrics(found, whole)
+            | harness_metrics(whole, rewards_of(whole, self.weights), found.failed_under)
             | left_out
+            | alone
             | batch_metrics(rollouts, batch)
             | learned.metrics
             | fidelity_metrics(learned.logp_N, batch)
