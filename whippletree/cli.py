@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -31,7 +31,6 @@ turns = typer.Typer(
 app.add_typer(turns, name="turns")
 app.command()(cli_claims.claim)
 app.command()(cli_claims.claims)
-WIDE = 110  # columns from which a table shows everything
 
 Settings = Annotated[
     list[str], typer.Option("--set", metavar="A.B=C", help="Change one setting of the recipe; may be given many times.")
@@ -188,14 +187,15 @@ def methods(
     """
     with told():
         from whippletree import methods as folder
+        from whippletree.report.cards import show_card, show_cards
 
         cards = [folder.card(name)] if name else [folder.card(each) for each in folder.names()]
         if as_json:
             print(json.dumps(cards, indent=2))
         elif name:
-            _show_card(cards[0])
+            show_card(cards[0], screen())
         else:
-            _show_cards(cards)
+            show_cards(cards, screen())
 
 
 @app.command()
@@ -308,51 +308,3 @@ def recipe_path(name: str) -> Path:
         if (folder / name).exists():
             return folder / name
     raise ValueError(f"the recipe {name} is not there; run from a clone of the repository")
-
-
-def _show_cards(cards: list[dict[str, Any]]) -> None:
-    """One line a method; slots that every method fills are not repeated, and titles give way first."""
-    console = screen()
-    common = set.intersection(*(set(card["slots"]) for card in cards))
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
-    for name in ("method", "arXiv", "also fills", "needs", *(["source"] if console.width >= WIDE else [])):
-        table.add_column(name, no_wrap=True)
-    table.add_column("paper", no_wrap=True, overflow="ellipsis", ratio=1)
-    for card in cards:
-        paper = card["paper"]
-        source = [paper["source"]] if console.width >= WIDE else []
-        also = ", ".join(slot for slot in card["slots"] if slot not in common)
-        row = (paper["arxiv"] or "", also, ", ".join(card["needs"]), *source, paper["title"])
-        table.add_row(f"[bold]{card['name']}[/]", *map(escape, row))
-    console.print(table)
-    filled = ", ".join(slot for slot in cards[0]["slots"] if slot in common)
-    console.print(f"all fill {filled}; `whippletree methods NAME` shows one whole", style="dim")
-
-
-def _show_card(card: dict[str, Any]) -> None:
-    paper = card["paper"]
-    about = ", ".join(
-        str(x) for x in (paper["authors"], paper["year"], paper["arxiv"] and f"arXiv:{paper['arxiv']}") if x
-    )
-    table = Table.grid(padding=(0, 2))
-    table.add_row(f"[bold]{card['name']}[/]", f"[bold]{escape(paper['title'])}[/]")
-    for label, text in (
-        ("", about),
-        ("also called", ", ".join(paper["also_called"])),
-        ("read from", paper["source"]),
-        ("needs", ", ".join(card["needs"])),
-        ("claim", card["claim"]),
-        ("differs", card["differs"]),
-        *((slot, part_line(part)) for slot, parts in card["slots"].items() for part in parts),
-        ("file", card["file"]),
-        ("test", card["test"]),
-    ):
-        if text:
-            table.add_row(label, escape(text))
-    screen().print(table)
-
-
-def part_line(part: dict[str, Any]) -> str:
-    """A part as it is called, and where it stands."""
-    settings = ", ".join(f"{key}={value}" for key, value in part["settings"].items())
-    return f"{part['name']}({settings})  {part['at']}"
