@@ -137,7 +137,7 @@ class Place:
     def hear(self, sent: Sent, answer: Answer) -> None:
         """Take in a reply, to go on from it."""
         whole = answer.headers["content-type"] == "application/json"
-        if whole and not re.search(rb'\[{30}|({"a":){30}', sent.body):  # a copy of it would be too deep
+        if whole and sum(sent.body.count(mark) for mark in (b"[", b"{")) < 300:  # else a copy might be too deep
             talk = continued(sent.path, json.loads(sent.body), json.loads(answer.body))
             self.talks += [talk] if talk else []
 
