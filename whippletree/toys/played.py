@@ -30,7 +30,7 @@ class Policy(Protocol):
 
     def parameters(self) -> Sequence[Tensor]: ...
 
-    def chooser(self) -> Chooser:
+    def chooser(self, *, one_turn: bool) -> Chooser:
         """Log-probs of the next action, of the weights as they are now, no gradient."""
         ...
 
@@ -182,7 +182,7 @@ def play(
     alive_R, length_R = np.ones(R, dtype=bool), np.zeros(R, dtype=np.int64)
     state_RT, place_RT, action_RT = (np.zeros((R, T), dtype=np.int64) for _ in range(3))
     logp_RT, row_R = np.zeros((R, T), dtype=np.float32), np.arange(R)
-    choose, draw_RT = policy.chooser(), random.random((R, T))
+    choose, draw_RT = policy.chooser(one_turn=world.one_turn), random.random((R, T))
     for t in range(T):
         seen_R = place_S[state_R] if message_RT is None else place_S[state_R] + P * message_RT[:, t]
         state_RT[:, t], place_RT[:, t] = state_R, seen_R

@@ -67,7 +67,7 @@ class Table:
         """[P, V] log-probs of each action at each place; differentiable."""
         return (self.start_PV + self.theta[self.index_PV]).log_softmax(-1)
 
-    def chooser(self) -> Chooser:
+    def chooser(self, *, one_turn: bool = False) -> Chooser:
         logp_PV = self.logp_PV().detach().numpy()
 
         def choose(place_RT: Array, action_RT: Array, t: int) -> Array:
