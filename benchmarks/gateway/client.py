@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
         parts = urlsplit(url)
         assert parts.hostname, url
         self._host, self._port = parts.hostname, parts.port or 80
-        head = f"POST {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
+        head = f"POST {parts.path or '/'} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
         self._head = (head + (f"authorization: Bearer {key}\r\n" if key else "")).encode()
         self._data = bytearray()
         self._answered: asyncio.Future[None] | None = None

@@ -2,8 +2,8 @@
 
 Each session is an agent of 20 streamed calls with a growing history. The engine gives a token every so many
 milliseconds by its own clock (0: at once, so that the gateway alone is the limit). Added latency is the time of a call
-until its last byte, less that of its tokens. After each round the store is read: every call is one turn, which
-continues the one before.
+until its last byte, less that of its tokens. Agents begin one after another within the time of a reply. After each
+round the store is read: every call is one turn, which continues the one before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def measure(gateway: Gateway, *, sessions: int, pace_ms: float, calls: int, name
     engine = pace_ms / 1000 * gateway.order(pace=pace_ms / 1000, streams=True)["tokens"]
     with gateway.opened([f"{name}, {n}" for n in range(sessions)]) as routes:
         cpu, own = cpu_seconds(gateway.process.pid), time.process_time()
-        found, seconds = run(routes, calls=calls, stream=True)
+        found, seconds = run(routes, calls=calls, stream=True, apart=engine)
         cpu, own = cpu_seconds(gateway.process.pid) - cpu, time.process_time() - own
     store = Store(gateway.store)
     wrong = faults(store, found)

@@ -70,29 +70,36 @@ class Gateway(Worker):
         self.order(end=list(names))
 
 
-def run(routes: Sequence[Route], *, calls: int, stream: bool) -> tuple[list[Called], float]:
-    """All sessions at once, each call after the one before: (the calls, seconds of all together)."""
-    return asyncio.run(everybody(routes, calls=calls, stream=stream))
+def run(routes: Sequence[Route], *, calls: int, stream: bool, apart: float = 0.0) -> tuple[list[Called], float]:
+    """All sessions at once, each call after the one before: (the calls, seconds of all together).
+
+    The sessions begin one after another within `apart` seconds, as agents do that do not march in step.
+    """
+    return asyncio.run(everybody(routes, calls=calls, stream=stream, apart=apart))
 
 
-async def everybody(routes: Sequence[Route], *, calls: int, stream: bool) -> tuple[list[Called], float]:
+async def everybody(
+    routes: Sequence[Route], *, calls: int, stream: bool, apart: float = 0.0
+) -> tuple[list[Called], float]:
     """What `run` gives, in a running loop."""
     connections = await asyncio.gather(*(Connection(route.url, key=route.key).opened() for route in routes))
     began = time.perf_counter()
-    pairs = zip(routes, connections, strict=True)
-    found = await asyncio.gather(*(_session(r, c, calls=calls, stream=stream) for r, c in pairs))
+    begins = [apart * number / len(routes) for number in range(len(routes))]
+    places = zip(routes, connections, begins, strict=True)
+    found = await asyncio.gather(*(_session(r, c, s, calls=calls, stream=stream) for r, c, s in places))
     seconds = time.perf_counter() - began
     for connection in connections:
         connection.close()
     return [call for session in found for call in session], seconds
 
 
-async def _session(route: Route, connection: Connection, *, calls: int, stream: bool) -> list[Called]:
-    """The calls of one agent.
+async def _session(route: Route, connection: Connection, after: float, *, calls: int, stream: bool) -> list[Called]:
+    """The calls of one agent, the first `after` so many seconds.
 
     Raises:
         ValueError: a reply is an error, is cut, or says something else than the engine said.
     """
+    await asyncio.sleep(after)
     out: list[Called] = []
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"This is {route.session}. Begin."}]
     for number in range(calls):

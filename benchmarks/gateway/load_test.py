@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gateway import compare, latency, memory
+from benchmarks.gateway import compare, latency, memory, stages
 from benchmarks.gateway.client import Connection, whole
 from benchmarks.gateway.load import Called, Route, everybody, faults, spread
 from benchmarks.gateway.serve import CONTEXT, Always, Orders, Paced, Upstream
@@ -105,3 +105,14 @@ def test_figures_by_hand():
     rows = [row | {"wrong": [], "added_ms": {"p50": n, "p90": n, "p99": n, "max": n}} for n in (1, 9, 2)]
     rows = [row | {"added_first_token_ms": row["added_ms"]} for row in rows]
     assert latency.summary(rows)["added_ms"] == {"p50": 2, "p90": 2, "p99": 2}
+
+
+def test_a_look_belongs_to_the_first_stage_on_its_stack():
+    stacks = [
+        "main (a.py:1);Call._sample (calls.py:1);Paced.sample (serve.py:1) 6",  # inside the engine, so the engine's
+        "main (a.py:1);Call._sample (calls.py:1);Spent.over (budget.py:2) 3",
+        "Thread.run (threading.py:9) 1",
+    ]
+    marks = ("Paced.sample", "Call._sample")
+    engine, sampling = (next(stage for stage, known in stages.STAGES if mark in known) for mark in marks)
+    assert stages.shares(stacks) == {engine: 0.6, sampling: 0.3, "other": 0.1}
