@@ -39,6 +39,7 @@ from whippletree.tree.fidelity import check, in_context
 from whippletree.tree.forward import forward
 from whippletree.tree.pack import micro_batches
 from whippletree.tree.packed import Layout
+from whippletree.tree.scorer import PackedScorer
 from whippletree.types import Batch, Forward, Json, Method, Reward, Rollout, Services, Task
 from whippletree.update.adamw import AdamW, Updater
 from whippletree.update.lora import Lora, add_lora
@@ -65,36 +66,6 @@ class Policy:
     def forward(self, turns: Sequence[Sampled], group_K: Tensor | Sequence[int]) -> Forward:
         """One differentiable packed pass."""
         return forward(self.model, turns, group_K, layout=self.layout, value_head=self.value_head)
-
-
-@dataclass(frozen=True)
-class PackedScorer:
-    """A `Scorer` over packed rows: log-probs of given tokens at one temperature, or the value head's outputs."""
-
-    model: Any
-    layout: Layout
-    temperature: float
-    token_budget: int
-    value_head: nn.Module | None = None  # where set, its values come in place of log-probs
-    engine: TorchEngine | None = None  # where set, its thread computes, as it does everything else
-
-    async def logps(self, turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
-        """For each (prompt_ids, reply_ids): float32 [len(reply_ids)], no gradient."""
-        return await self.engine.run(lambda: self._logps(turns)) if self.engine else self._logps(turns)
-
-    def _logps(self, turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
-        triples = [(prompt, reply, self.temperature) for prompt, reply in turns]
-        lengths = [len(reply) for _, reply in turns]
-        with torch.no_grad():
-            found = forward(
-                self.model,
-                triples,
-                [0] * len(turns),
-                layout=self.layout,
-                token_budget=self.token_budget,
-                value_head=self.value_head,
-            )
-        return list((found.value_N if self.value_head else found.logp_N).float().cpu().split(lengths))
 
 
 @dataclass(frozen=True)
@@ -195,7 +166,7 @@ async def build(recipe: config.Recipe, folder: Path, *, progress: Callable[[int,
 def computed_by(engine: TorchEngine, services: Services) -> Services:
     """The same services, with the engine's thread computing for the scorers."""
     scorers = {
-        name: replace(scorer, engine=engine) if isinstance(scorer, PackedScorer) else scorer
+        name: replace(scorer, compute=engine.run) if isinstance(scorer, PackedScorer) else scorer
         for name, scorer in services.scorers.items()
     }
     return replace(services, scorers=scorers)

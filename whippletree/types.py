@@ -3,6 +3,7 @@
 Shape letters end every tensor name:
 
     R rollouts   K turns   N sampled tokens   C reward channels   J rubric criteria   V vocabulary   D hidden width
+    M tokens read beside each sampled one (the most likely, or given ids)
 
 A `Batch` is flat: one entry per *sampled* token, in turn order. Prompts and tool output are not in it. It stands in
 `batch.py` for its length, and is imported from here like every other noun.
@@ -236,6 +237,45 @@ class Scorer(Protocol):
 
     async def logps(self, turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
         """For each (prompt_ids, reply_ids): float32 log-probs [len(reply_ids)], no gradient."""
+        ...
+
+
+# the sampled token alone; the whole vocabulary; the M most likely tokens; the ids [n, M] given for each turn
+Kind = Literal["sampled", "full"] | int | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a model says at the places of N sampled tokens, at the temperature of sampling; float32, no gradient.
+
+        sum of exp(logp_NM) over M + exp(tail_N) = 1
+
+    M is 0 where only the sampled token was asked for, and V, with a tail of -inf, for the full distribution.
+    """
+
+    logp_N: Tensor
+    id_NM: Tensor
+    logp_NM: Tensor
+    tail_N: Tensor  # log of the mass of all tokens that are not in id_NM
+
+    def split(self, lengths: Sequence[int]) -> list[Scored]:
+        """One for each turn."""
+        columns = (self.logp_N, self.id_NM, self.logp_NM, self.tail_N)
+        return [Scored(*parts) for parts in zip(*(x.split(list(lengths)) for x in columns), strict=True)]
+
+
+@runtime_checkable
+class Reader(Scorer, Protocol):
+    """A scorer that also gives distributions, each turn at its own temperature."""
+
+    async def score(
+        self, turns: Sequence[tuple[Sequence[int], Sequence[int], float]], kind: Kind = "sampled"
+    ) -> Sequence[Scored | None]:
+        """For each (prompt_ids, reply_ids, temperature) what is asked for; None where the model failed on it.
+
+        Raises:
+            ValueError: it cannot give this kind, or not at this temperature.
+        """
         ...
 
 

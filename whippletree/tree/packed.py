@@ -50,7 +50,7 @@ def packed_forward(
     device = model.get_input_embeddings().weight.device
     packed = pack(turns, group_K, unroll=layout.masks == "none", most=token_budget)
     place_N, id_N, heat_P = (x.to(device) for x in (packed.place_N, packed.id_N, packed.temperature_P))
-    hidden_PD, read = _read(model, packed, layout, kept_bytes)
+    hidden_PD, read = reader(model, packed, layout, kept_bytes)
     order = place_N.argsort()
     sorted_N = place_N[order]
 
@@ -87,7 +87,7 @@ def _inner(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _read(model: Any, packed: Packed, layout: Layout, kept_bytes: int) -> tuple[Tensor, Reader]:
+def reader(model: Any, packed: Packed, layout: Layout, kept_bytes: int) -> tuple[Tensor, Reader]:
     """Hidden states at the places, and the way to read their logits.
 
     Few logits are computed once and kept for all readers. Many are computed a block at a time for each reader, and
