@@ -22,7 +22,7 @@ quickstart: .venv/ready ## a real model learns inside an agent, in minutes
 test: .venv/ready ## every test; ARGS="-m 'not slow'" for the fast ones, ARGS=path for one file
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(ARGS)
 
-test-gateway: .venv/ready ## the gateway killed 100 times under load, then 100,000 mutated requests; ARGS="-k kill" for one
+test-gateway: .venv/ready ## the gateway killed 100 times under load, and 100,000 mutated requests; ARGS="-k kill" for one
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE WHIPPLETREE_KILLS=100 WHIPPLETREE_FUZZ=100000 $(BIN)/python -m pytest -rP tests/gateway $(ARGS)
 
 test-harness: .venv/ready .venv-harness/ready .harness-npm/ready ## every real agent harness, a task each; ARGS="-k codex" for one
