@@ -114,7 +114,7 @@ def sum_examples(game: Game, *, terms: int = 3, base: int = 5, size: int = 64) -
 def rule_examples(
     game: Game, *, noted: float, length: int = 2, symbols: str = "012", size: int = 64, heeded: bool = True
 ) -> Examples:
-    """Answers to random tasks of `rules` after a random rule, told by a note so often; if not `heeded`, by one of another."""
+    """Answers to random tasks of `rules` after a random rule; so often a note tells it, or any rule if not `heeded`."""
 
     def drawn(random: np.random.Generator) -> list[Pair]:
         found = []
