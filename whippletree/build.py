@@ -43,6 +43,7 @@ from whippletree.tree.scorer import PackedScorer
 from whippletree.types import Batch, Forward, Json, Method, Reward, Rollout, Services, Task
 from whippletree.update.adamw import AdamW, Updater
 from whippletree.update.lora import Lora, add_lora
+from whippletree.update.trailing import Trailing
 
 
 @dataclass
@@ -258,6 +259,8 @@ def chosen_policy(recipe: config.Recipe, method: Method) -> tuple[Policy, Update
         PackedScorer, layout=layout, temperature=recipe.sampling.temperature, token_budget=section.token_budget
     )
     scorers = {"policy": score(policy.model)}
+    if isinstance(updater, Trailing):
+        scorers["trailing"] = score(policy.model, weights=updater.held)
     if reference is not None:
         scorers["reference"] = score(reference.requires_grad_(False))
     if policy.value_head is not None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from whippletree.harness.launched import LaunchedHarness
 from whippletree.models.tiny import tiny_model, tiny_tokenizer
 from whippletree.tree.packed import Layout
 from whippletree.types import Method, Rollout, Task
+from whippletree.update.trailing import Trailing
 
 SEEN_BQL = torch.tensor([[[True, True, True, False]]])  # one query that may see three of four places
 DISTANCE_BQL = torch.tensor([[[2, 1, 0, 9]]])
@@ -165,6 +167,25 @@ async def test_the_reference_does_not_move_with_the_policy(tmp_path: Path, updat
     torch.testing.assert_close(await services.scorer("reference").logps(TURNS), before["reference"])
     moved = await services.scorer("policy").logps(TURNS)
     assert all(float((a - b).abs().max()) > 1e-3 for a, b in zip(moved, before["policy"], strict=True))
+
+
+@pytest.mark.parametrize("update", [{}, {"lora_rank": 2}])
+async def test_a_copy_that_trails_the_policy_is_a_scorer_and_moves_half_as_far(
+    tmp_path: Path, update: dict[str, Any]
+) -> None:
+    followed = methods.load("grpo").but(update=partial(Trailing, decay=0.5))
+    _, updater, services = chosen_policy(tiny(tmp_path, **update), followed)
+    start = {name: p.detach().clone() for name, p in updater.parameters.items()}
+    for parameter in updater.parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    updater.step(0.01)
+    ours = await services.scorer("trailing").logps(TURNS)
+    moved = await services.scorer("policy").logps(TURNS)
+    with torch.no_grad():
+        for name, p in updater.parameters.items():
+            p.copy_((start[name] + p) / 2)
+    torch.testing.assert_close(ours, await services.scorer("policy").logps(TURNS))
+    assert all(float((a - b).abs().max()) > 1e-4 for a, b in zip(ours, moved, strict=True))
 
 
 def test_what_trains_is_everything_or_adapters_and_the_value_head_where_a_method_needs_one(tmp_path: Path) -> None:
