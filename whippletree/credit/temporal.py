@@ -29,7 +29,7 @@ def reward_to_go(batch: Batch, *, gamma: float = 1.0, kl_beta: float = 0.0) -> T
     if kl_beta:
         kl_N = batch.logp_old_N - batch.column("ref_logp_N")
         reward_M = reward_M - kl_beta * kl_N[batch.trainable_N].double()
-    return _back(_discounted_sum(reward_M, owner_M, gamma), batch)
+    return _back(discounted_sum(reward_M, owner_M, gamma), batch)
 
 
 def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 1.0) -> Tensor:
@@ -49,7 +49,7 @@ def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 1.0) -> Tensor:
     value_M = batch.column("value_N")[batch.trainable_N].double()
     last_M = _is_last(owner_M)
     next_M = torch.where(last_M, 0.0, value_M.roll(-1))
-    return _back(_discounted_sum(reward_M + gamma * next_M - value_M, owner_M, gamma * lam), batch)
+    return _back(discounted_sum(reward_M + gamma * next_M - value_M, owner_M, gamma * lam), batch)
 
 
 def _times(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -70,7 +70,7 @@ def _back(x_M: Tensor, batch: Batch) -> Tensor:
     return x_N
 
 
-def _discounted_sum(x_M: Tensor, owner_M: Tensor, decay: float) -> Tensor:
+def discounted_sum(x_M: Tensor, owner_M: Tensor, decay: float) -> Tensor:
     """[M] sum of `decay^j * x[t + j]` over the tokens of the same owner from t on, in log2(longest) steps.
 
     After k steps each entry holds the sum of the next 2^k terms; adding the entry 2^k ahead doubles the reach.
