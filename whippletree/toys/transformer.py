@@ -16,6 +16,7 @@ from whippletree.types import Batch, Forward, Rollout
 
 Ids = tuple[int, ...]
 Pair = tuple[Sequence[int], Sequence[int]]  # prompt ids, reply ids
+Memory = list[tuple[Tensor, Tensor]]  # of each block the keys and values [rows, heads, length, width of a head]
 
 
 class Block(nn.Module):
@@ -28,11 +29,19 @@ class Block(nn.Module):
         self.attend, self.leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.think = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], past: tuple[Tensor, Tensor] | None, at: Tensor) -> Tensor:
         rows, length, width = x.shape
         parts = self.attend(self.norms[0](x)).view(rows, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        mixed = scaled_dot_product_attention(_rotated(query, turn), _rotated(key, turn), value, is_causal=True)
+        query, key = _rotated(query, turn), _rotated(key, turn)
+        if past is None:
+            mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            keys, values = past
+            row = torch.arange(rows)[:, None]
+            keys[row, :, at], values[row, :, at] = key.transpose(1, 2), value.transpose(1, 2)
+            seen = torch.arange(keys.shape[2]) <= at[:, None, :, None]
+            mixed = scaled_dot_product_attention(query, keys, values, attn_mask=seen)
         x = x + self.leave(mixed.transpose(1, 2).reshape(rows, length, width))
         out: Tensor = x + self.think(self.norms[1](x))
         return out
@@ -55,13 +64,20 @@ class Transformer(nn.Module):
             self.norm, self.head, self.value = nn.LayerNorm(width), nn.Linear(width, outputs), nn.Linear(width, 1)
         nn.init.zeros_(self.head.weight)  # so that it starts uniform
         nn.init.zeros_(self.head.bias)
-        self.turns = width // heads // 2
+        self.heads, self.turns = heads, width // heads // 2
 
-    def forward(self, ids: Tensor) -> Tensor:
-        angle = torch.arange(ids.shape[1])[:, None] * torch.logspace(0, -2, self.turns)
-        x = self.embed(ids)
-        for block in self.blocks:
-            x = block(x, (angle.cos(), angle.sin()))
+    def memory(self, rows: int, length: int) -> Memory:
+        """Room for what is read of so many rows, up to this length."""
+        shape = (rows, self.heads, length, 2 * self.turns)
+        return [(torch.zeros(shape), torch.zeros(shape)) for _ in self.blocks]
+
+    def forward(self, ids: Tensor, memory: Memory | None = None, at: Tensor | None = None) -> Tensor:
+        """Hidden states [rows, length, width]; with a `memory`, of tokens at the places `at` after what it holds."""
+        at = torch.arange(ids.shape[1])[None] if at is None else at
+        angle = at[:, None, :, None] * torch.logspace(0, -2, self.turns)
+        x, turn = self.embed(ids), (angle.cos(), angle.sin())
+        for n, block in enumerate(self.blocks):
+            x = block(x, turn, memory[n] if memory else None, at)
         normed: Tensor = self.norm(x)
         return normed
 
@@ -91,45 +107,47 @@ class Language:
 
     def chooser(self, *, one_turn: bool = False) -> Chooser:
         """For worlds: reads (place, action, place, ...), with one place only at the start of a world of one turn."""
-        actions = self.model.head.out_features
+        actions, done = self.model.head.out_features, 0
+        memory: Memory = []
 
         def choose(place_RT: Array, action_RT: Array, t: int) -> Array:
-            if one_turn:
-                ids = np.concatenate([actions + place_RT[:, :1], action_RT[:, :t]], axis=1)
-            else:
-                ids = np.stack([actions + place_RT[:, : t + 1], action_RT[:, : t + 1]], axis=2)
-                ids = ids.reshape(len(ids), -1)[:, :-1]
+            nonlocal memory, done
+            new = ([action_RT[:, t - 1]] if t else []) + ([] if t and one_turn else [actions + place_RT[:, t]])
+            ids = torch.from_numpy(np.stack(new, axis=1))
+            memory = memory or self.model.memory(len(ids), 2 * place_RT.shape[1])
+            at = torch.arange(done, done + len(new)).expand_as(ids)
+            done += len(new)
             with torch.no_grad():
-                logits = self.model.head(self.model(torch.from_numpy(ids))[:, -1])
-            chosen: Array = logits.log_softmax(-1).numpy()
+                chosen: Array = self.model.head(self.model(ids, memory, at)[:, -1]).log_softmax(-1).numpy()
             return chosen
 
         return choose
 
+    @torch.no_grad()
     def sample(
         self, prompts: Sequence[Ids], random: np.random.Generator, *, most: int, end: int
     ) -> list[tuple[Ids, tuple[float, ...]]]:
         """(ids, log-probs) of one reply to each prompt, up to and with `end`, or of `most` tokens."""
         length = torch.tensor([len(prompt) for prompt in prompts])
-        rows, index = _padded(prompts, most), torch.arange(len(prompts))
-        draw, logps, over = (
-            torch.from_numpy(random.random((most, len(prompts), 1))),
-            [],
-            torch.zeros(len(prompts), dtype=torch.bool),
-        )
+        unlike = {prompt: n for n, prompt in enumerate(dict.fromkeys(prompts))}  # a group asks the same: read it once
+        rows, owner = _padded(list(unlike)), torch.tensor([unlike[prompt] for prompt in prompts])
+        memory = self.model.memory(len(rows), rows.shape[1] + most)
+        hidden = self.model(rows, memory, torch.arange(rows.shape[1]).expand_as(rows))[owner, length - 1]
+        memory = [(keys[owner], values[owner]) for keys, values in memory]
+        over = torch.zeros(len(prompts), dtype=torch.bool)
+        draw, logps, replied = torch.from_numpy(random.random((most, len(prompts), 1))), [], []
         for n in range(most):
-            with torch.no_grad():
-                hidden = self.model(rows[:, : int(length.max()) + n])[index, length + n - 1]
-                logp = self.model.head(hidden).log_softmax(-1)
+            logp = self.model.head(hidden).log_softmax(-1)
             up_to = logp.double().exp().cumsum(-1)
             chosen = (draw[n] * up_to[:, -1:] >= up_to).sum(-1)
-            rows[index, length + n] = chosen
-            logps.append(logp[index, chosen])
+            replied.append(chosen)
+            logps.append(logp[torch.arange(len(prompts)), chosen])
             over |= chosen == end
-            if over.all():
+            if over.all() or n == most - 1:
                 break
+            hidden = self.model(chosen[:, None], memory, (length + n)[:, None])[:, 0]
         numbers = torch.stack(logps, dim=1).tolist()
-        replies = [row[a : a + len(logps)].tolist() for row, a in zip(rows, length.tolist(), strict=True)]
+        replies = torch.stack(replied, dim=1).tolist()
         sizes = [(*reply, end).index(end) + 1 for reply in replies]
         return [(tuple(r[:s]), tuple(x[:s])) for r, x, s in zip(replies, numbers, sizes, strict=True)]
 
@@ -139,7 +157,7 @@ class Language:
     def passed(self, turns: Sequence[Pair]) -> Forward:
         """One differentiable pass over replies of turns; a turn that goes on from the one before shares it."""
         rows, row_N, place_N = _chained(turns)
-        hidden_ND = self.model(_padded(rows, 0))[row_N, place_N]
+        hidden_ND = self.model(_padded(rows))[row_N, place_N]
         logits_NV = self.model.head(hidden_ND)
         logp_NV = logits_NV.log_softmax(-1)
         id_N = torch.tensor([i for _, reply in turns for i in reply], dtype=torch.int64)
@@ -213,9 +231,9 @@ def _chained(turns: Sequence[Pair]) -> tuple[list[list[int]], Tensor, Tensor]:
     return rows, torch.tensor(row_N, dtype=torch.int64), torch.tensor(place_N, dtype=torch.int64)
 
 
-def _padded(rows: Sequence[Sequence[int]], more: int) -> Tensor:
-    """[rows, longest + more] token ids, 0 beyond each; what stands to the right is not seen."""
-    padded = torch.zeros(len(rows), max(len(row) for row in rows) + more, dtype=torch.int64)
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """[rows, longest] token ids, 0 beyond each; what stands to the right is not seen."""
+    padded = torch.zeros(len(rows), max(len(row) for row in rows), dtype=torch.int64)
     for n, row in enumerate(rows):
         padded[n, : len(row)] = torch.tensor(row)
     return padded
