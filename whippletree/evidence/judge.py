@@ -24,6 +24,9 @@ from whippletree.types import Asker, Blame, Engine, Json, Sampling
 
 T = TypeVar("T", bound=BaseModel)
 Read = TypeVar("Read")
+LONGEST = (
+    20_000  # characters of an answer that are read, from its end: what can be asked for fits, and reading is quick
+)
 
 
 class RefusedError(Exception):
@@ -292,13 +295,15 @@ def _read(said: str, schema: type[T], ticket: str | None) -> T:
 
 
 def _objects(text: str) -> Iterator[Json]:
-    """The outermost JSON objects of a text, whatever stands around them."""
-    place = 0
+    """The outermost JSON objects at the end of a text, whatever stands around them."""
+    text, place = text[-LONGEST:], 0
     while (place := text.find("{", place)) >= 0:
         try:
             row, place = json.JSONDecoder().raw_decode(text, place)
             yield row
-        except (ValueError, RecursionError):
+        except RecursionError:
+            return
+        except ValueError:
             place += 1
 
 
