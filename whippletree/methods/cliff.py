@@ -22,14 +22,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import BaseModel, StrictInt
 from torch import Tensor
 
 from whippletree import credit, objective
+from whippletree.evidence import Judge, judge_of, question, quoted
+from whippletree.evidence.quoting import FENCE
 from whippletree.reward import exact_answer
 from whippletree.reward.text import conversation, reply_message, text_of
 from whippletree.toys.chains import chain, favour
@@ -37,13 +39,21 @@ from whippletree.toys.exact import chance
 from whippletree.toys.learning import learn, reached
 from whippletree.toys.oracles import first_wrong, misplaced
 from whippletree.toys.table import Table
-from whippletree.types import Asker, Batch, Claim, Method, Paper, Reward, Rollout, Services, Turn
+from whippletree.types import Batch, Claim, Method, Paper, Reward, Rollout, Services, Turn
 from whippletree.update.averages import constant, token_mean
 
 PASSES = 0.5  # a reward from here on is a success
 
-QUESTION = """Here are a task, a right solution, and the numbered steps of an attempt that failed. Which step is the
-first that is wrong? Answer with its number alone, or 0.\n\nTASK\n{}\n\nSOLUTION\n{}\n\nSTEPS\n{}"""
+FIND = """A task, a right solution of it and the numbered steps of an attempt that failed are quoted. Give the number of
+the first step that is wrong, or null if none is."""
+
+
+class Solution(BaseModel):
+    text: str
+
+
+class Pitfall(BaseModel):
+    step: StrictInt | None
 
 
 async def pitfalls(
@@ -53,37 +63,36 @@ async def pitfalls(
 
     The judge is asked about groups in which some failed and some passed; with `every`, where all failed as well.
     """
-    judge, passed_R = services.asker("judge"), batch.reward_R >= PASSES
+    judge, passed_R = judge_of(services.asker("judge")), batch.reward_R >= PASSES
     trusted_R, pitfall_R = torch.zeros_like(passed_R), torch.full((batch.rollouts,), torch.nan)
 
     async def judged(in_R: Tensor) -> None:
         failed = (in_R & ~passed_R).nonzero()[:, 0].tolist()
         if not failed or not (every or passed_R[in_R].any()):
             return
-        solution = await judge.ask(conversation(rollouts[failed[0]])[0])
-        said = Turn("", (), (), (), 0, "stop", reply={"content": solution})
-        found = await verify(replace(rollouts[failed[0]], turns=(said,), rewards={}))
-        if sum(x or 0.0 for x in found.values()) >= PASSES:
+        task = "\n".join(map(text_of, conversation(rollouts[failed[0]])[0]))
+        solved = (await judge.answer(question("Solve the task that is quoted.", quoted(task)), Solution)).value
+        said = Turn("", (), (), (), 0, "stop", reply={"content": solved.text if solved else None})
+        scores = await verify(replace(rollouts[failed[0]], turns=(said,), rewards={}))
+        if solved and sum(x or 0.0 for x in scores.values()) >= PASSES:
             trusted_R[in_R] = True
-            answers = await asyncio.gather(*(first_mistake(judge, rollouts[r], solution) for r in failed))
-            pitfall_R[failed] = torch.tensor(answers, dtype=torch.float32)
+            found = (first_mistake(judge, rollouts[r], quoted(task), quoted(solved.text)) for r in failed)
+            pitfall_R[failed] = torch.tensor(await asyncio.gather(*found), dtype=torch.float32)
 
     await asyncio.gather(*(judged(batch.group_R == group) for group in batch.group_R.unique()))
-    first_R = batch.lengths_R.cumsum(0) - batch.lengths_R
-    sound_N = torch.arange(batch.tokens) < (first_R + pitfall_R)[batch.rollout_N]
+    sound_N = torch.arange(batch.tokens) < (batch.lengths_R.cumsum(0) - batch.lengths_R + pitfall_R)[batch.rollout_N]
     return {"sound_N": sound_N, "trusted_R": trusted_R, "pitfall_R": pitfall_R}
 
 
-async def first_mistake(judge: Asker, rollout: Rollout, solution: str) -> float:
+async def first_mistake(judge: Judge, rollout: Rollout, *shown: str) -> float:
     """How many sampled tokens stand before the first step that the judge calls wrong; NaN where that is not known."""
     found = steps(rollout)
     if rollout.ending == "truncated" or not found or rollout.turns[-1].finish_reason == "length":
         return torch.nan
-    task = "\n".join(text_of(message) for message in conversation(rollout)[0])
-    numbered = "\n".join(f"{n}. {text}" for n, (text, _) in enumerate(found, 1))
-    asked = {"role": "user", "content": QUESTION.format(task, solution, numbered)}
-    said = [int(number) for number in re.findall(r"\d+", await judge.ask([asked]))]
-    return found[said[0] - 1][1] if len(said) == 1 and 1 <= said[0] <= len(found) else torch.nan
+    numbered = "\n".join(f"#{FENCE} step {n}\n{quoted(text)}" for n, (text, _) in enumerate(found, 1))
+    answer = (await judge.answer(question(FIND, *shown, numbered), Pitfall)).value
+    step = answer.step if answer and answer.step else 0
+    return found[step - 1][1] if 1 <= step <= len(found) else torch.nan
 
 
 def steps(rollout: Rollout) -> list[tuple[str, int]]:
@@ -93,7 +102,7 @@ def steps(rollout: Rollout) -> list[tuple[str, int]]:
         message, size = reply_message(turn), len(turn.reply_ids)
         said = re.split(r"(?<=[.!?])\s+|\n", f"{message.get('reasoning_content', '')}\n{text_of(message)}")
         parts = [part for part in (*said, *map(json.dumps, message.get("tool_calls", ()))) if part.strip()]
-        ends = list(accumulate(map(len, parts), initial=0))
+        ends = np.cumsum([0, *map(len, parts)]).tolist()
         # rounded down, so that no token of a mistake is sound
         found += [(part, before + size * at // ends[-1]) for part, at in zip(parts, ends, strict=False)]
         before += size
@@ -114,15 +123,12 @@ def from_the_mistake(batch: Batch, *, bonus: float = 0.0, all_fail: Literal["ski
     row_N, group_N = batch.rollout_N, batch.group_R[batch.rollout_N]
     failed_N = torch.where(batch.column("sound_N") & trusted_R[row_N], bonus * good_R[row_N], bad_R[row_N])
     raw_N = torch.where(passed_R[row_N], good_R[row_N], failed_N) * batch.trainable_N
-    share_N = credit.mean_within(batch.trainable_N, group_N)
-    shift_N = torch.where(trusted_R[row_N], credit.mean_within(raw_N, group_N) / share_N, 0.0)
-    return torch.where(batch.trainable_N, raw_N - shift_N, 0.0).float()
+    shift_N = credit.mean_within(raw_N, group_N) / credit.mean_within(batch.trainable_N, group_N)
+    return torch.where(batch.trainable_N, raw_N - shift_N * trusted_R[row_N], 0.0).float()
 
 
 METHOD = Method(
-    paper=Paper(
-        "Cliff: Learning Process Rewards from the First Mistake", "Han et al.", 2026, "2609.02817", source="summary"
-    ),
+    paper=Paper("Cliff: Learning Process Rewards from the First Mistake", "Han et al.", 2026, "2609.02817", "summary"),
     evidence=(pitfalls,),
     credit=partial(from_the_mistake, bonus=0.0, all_fail="skip"),
     objective=partial(objective.clipped_ratio, low=0.2, high=0.2),
@@ -145,8 +151,7 @@ def taught(seed: int, *, method: Method = METHOD, wrong: float = 0.0, trusted: b
     random = np.random.default_rng(seed)
 
     async def oracle(rollouts: Any, batch: Batch, services: Services) -> Mapping[str, Tensor]:
-        pitfall_R = misplaced(first_wrong(rollouts), rollouts.length_R, wrong, random)
-        sound_RT = np.arange(rollouts.action_RT.shape[1]) < pitfall_R[:, None]
+        sound_RT = np.arange(6) < misplaced(first_wrong(rollouts), rollouts.length_R, wrong, random)[:, None]
         return {"sound_N": rollouts.flat(sound_RT), "trusted_R": torch.full((batch.rollouts,), trusted)}
 
     return method.but(evidence=(oracle,), average=partial(constant, tokens=1))
