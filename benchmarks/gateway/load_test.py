@@ -111,7 +111,8 @@ def test_a_look_belongs_to_the_first_stage_on_its_stack():
     stacks = [
         "main (a.py:1);Call._sample (calls.py:1);Paced.sample (serve.py:1) 6",  # inside the engine, so the engine's
         "main (a.py:1);Call._sample (calls.py:1);Spent.over (budget.py:2) 3",
-        "Thread.run (threading.py:9) 1",
+        "Thread.run (threading.py:9);Thread.other (threading.py:3) 1",
+        "Thread.run (threading.py:9);Store._write_all (store.py:3) 7",  # waits
     ]
     marks = ("Paced.sample", "Call._sample")
     engine, sampling = (next(stage for stage, known in stages.STAGES if mark in known) for mark in marks)

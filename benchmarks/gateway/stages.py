@@ -1,10 +1,10 @@
 """Where the time of a call goes: `python -m benchmarks.gateway.stages [--sampler PATH TO py-spy]`.
 
-py-spy looks at the gateway's process from outside, 500 times a second, while 32 agents call; a look counts where a
-thread computes (waits for the disk, the network and the interpreter's lock do not). It belongs to the first stage of
-`STAGES` that has a function on the stack; its share times the processor time of a call gives microseconds. Beside them
-stand floors, measured in the same minutes: the same server with an application that answers at once, and the commit of
-one row with a flush to disk.
+py-spy looks at the gateway's process from outside, 500 times a second, while 32 agents call, and sees which threads
+compute. A look belongs to the first stage of `STAGES` that has a function on the stack; its share times the processor
+time of a call gives microseconds. Threads in `WAITS` wait for orders, for writes or for the disk, and are not counted.
+Beside the stages stand floors, measured in the same minutes: the same server with an application that answers at once,
+and the commit of one row with a flush to disk.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SESSIONS, CALLS, RATE = 32, 20, 500
 # the first that fits a stack is its stage: (what, a function of the stack, with its file where the name is common)
 STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("store: rows out of turns (differences, zlib, JSON)", ("Recent.row",)),
-    ("store: SQL and commit, on its own thread", ("Store._write_all",)),
+    ("store: SQL, on its own thread", ("Store._write_all",)),
     ("engine (scripted: the words to ids, its pauses)", ("ScriptedEngine.sample", "Upstream.sample", "Paced.sample")),
     ("prompt: the chat template", ("Renderer._raw",)),
     ("prompt: text to ids", ("Renderer._tokenized", "Renderer._ids")),
@@ -53,14 +53,17 @@ STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("event loop", ("BaseEventLoop._run_once",)),
 )
 
+WAITS = {"_WorkItem.run", "_worker", "Store._write_all", "Store._commit"}  # innermost: in C, below them
+
 
 def shares(stacks: Iterable[str]) -> dict[str, float]:
     """Share of each stage in py-spy's raw lines, `outermost;...;innermost count`; what fits no stage is "other"."""
     found: collections.Counter[str] = collections.Counter()
     for row in stacks:
         stack, _, count = row.rstrip().rpartition(" ")
-        names = {frame.partition(" (")[0] for frame in stack.split(";")}
-        found[next((stage for stage, marks in STAGES if names & set(marks)), "other")] += int(count)
+        names = [frame.partition(" (")[0] for frame in stack.split(";")]
+        if names[-1] not in WAITS:
+            found[next((stage for stage, marks in STAGES if set(names) & set(marks)), "other")] += int(count)
     return {stage: count / found.total() for stage, count in found.most_common()}
 
 
@@ -84,7 +87,7 @@ def measure(gateway: Gateway, sampler: str, folder: Path, *, stream: bool, secon
     load(gateway, name=f"{name}, warm", seconds=seconds / 4, stream=stream)
     done, cpu = load(gateway, name=f"{name}, unwatched", seconds=seconds, stream=stream)
     raw = folder / f"{name}.txt"
-    command = [sampler, "record", "--gil", "--rate", str(RATE), "--format", "raw", "--output", str(raw)]
+    command = [sampler, "record", "--rate", str(RATE), "--format", "raw", "--output", str(raw)]
     command += ["--duration", "3600", "--pid", str(gateway.process.pid)]
     watching = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     load(gateway, name=f"{name}, watched", seconds=seconds, stream=stream)
