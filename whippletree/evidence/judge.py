@@ -151,9 +151,7 @@ class Judge:
     """
 
     asker: Asker
-    cache: str | Path | None = (
-        None  # a folder: one JSON file for each answer, by content; several processes may share it
-    )
+    cache: str | Path | None = None  # a folder with one JSON file an answer; processes may share it
     attempts: int = 3  # at one question: where the answer is unreadable, late, or refused
     at_once: int = 8
     timeout: float = 120.0  # seconds for each attempt
