@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from whippletree.types import Rollout
 END = -1  # in `next_SV`: the episode is over
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class World:
     """A deterministic task with finitely many states, played for at most `steps` actions.
 
@@ -35,7 +36,7 @@ class World:
     measures: Mapping[str, Tensor] = field(default_factory=dict)  # [S, V] as rewards, but never rewarded
     one_turn: bool = False
     messages: int = 0  # M, kinds of message that may stand beside a place
-    does: tuple[str, ...] = ()  # a word for each action, "" or none: no words
+    does: tuple[str, ...] = ()  # a word for each action; without any, turns hold no messages
     sees: tuple[str, ...] = ()  # a word for each place
 
     def __post_init__(self) -> None:
@@ -84,11 +85,16 @@ class World:
         V, P = self.actions, self.places
         return tuple(i if i < V else V + (i - V) % P for i in prompt_ids)
 
+    @cached_property
+    def _moves(self) -> list[list[int]]:
+        moves: list[list[int]] = self.next_SV.tolist()
+        return moves
+
     def walk(self, prompt_ids: Sequence[int], reply_ids: Sequence[int]) -> list[int]:
         """The state before each token of a reply, found by doing again what the prompt says was done."""
         first, *rest = self.without_messages(prompt_ids)
         starts = {int(self.place_S[state]): int(state) for state in self.start_G}
-        state, states, moves = starts[first - self.actions], [], self.next_SV.tolist()
+        state, states, moves = starts[first - self.actions], [], self._moves
         for action in rest[::2]:
             state = moves[state][action]
         for action in reply_ids:
