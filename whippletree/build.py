@@ -265,7 +265,7 @@ def chosen_policy(recipe: config.Recipe, method: Method) -> tuple[Policy, Update
         scorers["reference"] = score(reference.requires_grad_(False))
     if policy.value_head is not None:
         scorers["value"] = score(policy.model, value_head=policy.value_head)
-    return policy, updater, Services(scorers=scorers)
+    return policy, updater, Services(scorers=scorers, tokenizer=pretrained.tokenizer)
 
 
 def faithful(

@@ -292,6 +292,7 @@ class Services:
 
     scorers: Mapping[str, Scorer] = field(default_factory=dict)  # "policy", "reference", "teacher", "critic", ...
     askers: Mapping[str, Asker] = field(default_factory=dict)  # "judge", ...
+    tokenizer: Any = None  # of the policy, for evidence that writes prompts of its own
 
     def scorer(self, name: str) -> Scorer:
         if name not in self.scorers:

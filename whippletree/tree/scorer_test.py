@@ -13,7 +13,7 @@ from torch import Tensor
 from whippletree.models.tiny import VOCABULARY, tiny_model
 from whippletree.tree.families import layout_of
 from whippletree.tree.packed import Layout
-from whippletree.tree.scorer import PackedScorer, read_off
+from whippletree.tree.scorer import PackedScorer
 from whippletree.types import Reader, Scored
 
 # two turns after one prompt, one of which goes on; an empty reply; several temperatures
@@ -81,12 +81,12 @@ async def test_every_kind_is_what_a_plain_forward_gives(family: str, turns: Any)
 
 
 @pytest.mark.parametrize("kind", ["sampled", 1, 7, VOCABULARY - 1, VOCABULARY, "full"])
-def test_the_most_likely_and_the_tail_are_all_mass(kind: Any) -> None:
-    found = read_off(tiny_model(), TURNS, kind, layout=Layout("one"))
+async def test_the_most_likely_and_the_tail_are_all_mass(kind: Any) -> None:
+    found = joined(await scorer(tiny_model()).score(TURNS, kind))
     torch.testing.assert_close(found.logp_NM.exp().sum(1) + found.tail_N.exp(), torch.ones(8))
 
 
-def test_the_tail_keeps_its_digits_where_it_is_small() -> None:
+async def test_the_tail_keeps_its_digits_where_it_is_small() -> None:
     # logits of (0, -40): the tail is log(1 / (e^40 + 1)) = -40; in float32 1 - p would be 0 and its log -inf
     model = tiny_model()
     with torch.no_grad():
@@ -98,25 +98,25 @@ def test_the_tail_keeps_its_digits_where_it_is_small() -> None:
     with torch.no_grad():
         model.lm_head.weight.zero_()
         model.lm_head.bias.copy_(logits)
-    found = read_off(model, [((10,), (5,), 1.0)], 1, layout=Layout("one"))
+    found = joined(await scorer(model).score([((10,), (5,), 1.0)], 1))
     assert (found.id_NM.tolist(), found.tail_N.tolist()) == ([[5]], [pytest.approx(-40.0)])
 
 
-def test_as_many_as_there_are_is_the_full_distribution() -> None:
+async def test_as_many_as_there_are_is_the_full_distribution() -> None:
     model = tiny_model()
-    full = read_off(model, TURNS, "full", layout=Layout("one"))
-    more = read_off(model, TURNS, VOCABULARY + 9, layout=Layout("one"))
+    full = joined(await scorer(model).score(TURNS, "full"))
+    more = joined(await scorer(model).score(TURNS, VOCABULARY + 9))
     for name in ("logp_N", "id_NM", "logp_NM", "tail_N"):
         assert torch.equal(getattr(full, name), getattr(more, name))
 
 
 @pytest.mark.parametrize("limits", [{"token_budget": 8}, {"token_budget": 30}, {"kept_bytes": 1}])
 @pytest.mark.parametrize("kind", [3, "full"])
-def test_how_turns_are_batched_changes_nothing(kind: Any, limits: dict[str, int]) -> None:
+async def test_how_turns_are_batched_changes_nothing(kind: Any, limits: dict[str, int]) -> None:
     model, rng = tiny_model(), random.Random(0)
     prompts = [tuple(rng.choices(range(3, 90), k=9)) for _ in range(3)]
     turns = [(p, tuple(rng.choices(range(3, 90), k=4)), heat) for p in prompts for heat in (0.5, 1.0)]
-    one, other = (read_off(model, turns, kind, layout=Layout("one"), **more) for more in ({}, limits))
+    one, other = [joined(await scorer(model, **more).score(turns, kind)) for more in ({"token_budget": 10**6}, limits)]
     for name in ("logp_N", "logp_NM", "tail_N"):
         close(getattr(one, name), getattr(other, name))
     assert (one.id_NM == other.id_NM).all()
@@ -146,9 +146,9 @@ async def test_a_kind_that_is_none_is_refused(kind: Any) -> None:
 
 async def test_given_ids_that_do_not_fit_or_repeat_are_refused() -> None:
     ours = scorer(tiny_model())
-    with pytest.raises(ValueError, match=r"\[2, 3, 0, 3\] a turn, but there are \[2, 3, 0, 2\]"):
+    with pytest.raises(ValueError, match=r"\[2, 3, 0, 3\] a turn; there are \[2, 3, 0, 2\]"):
         await ours.score(TURNS, torch.arange(7)[:, None].split([2, 3, 0, 2]))
-    with pytest.raises(ValueError, match="must differ"):
+    with pytest.raises(ValueError, match="ids that differ"):
         await ours.score(TURNS[:1], [torch.tensor([[1, 2], [3, 3]])])
 
 
