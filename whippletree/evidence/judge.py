@@ -76,7 +76,7 @@ class Server:
 
         Raises:
             RefusedError: the server cannot be reached, is busy (408, 429) or fails (5xx).
-            ValueError: it refuses the request for good, or its answer has no message.
+            ValueError: it refuses the request for good.
         """
         body = {"model": self.model, "messages": list(messages), **options}
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
@@ -86,15 +86,11 @@ class Server:
         except httpx.TransportError as error:
             raise RefusedError(f"{self.url} cannot be reached: {error!r}") from error
         if got.status_code in (408, 429) or got.status_code >= 500:
-            raise RefusedError(f"the server answered {got.status_code}", _seconds(got.headers.get("retry-after", "")))
+            wait = got.headers.get("retry-after", "")  # seconds, or a date, which is passed over
+            raise RefusedError(f"the server answered {got.status_code}", float(wait) if wait.isdigit() else None)
         if got.status_code != 200:
             raise ValueError(f"the server answered {got.status_code}: {got.text:.200}")
-        try:
-            said = Said(got.json()["choices"][0]["message"]["content"] or "")
-        except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(
-                f"an answer of chat completions has choices with a message, but got {got.text:.200}"
-            ) from error
+        said = Said(got.json()["choices"][0]["message"]["content"] or "")
         said.tokens = (got.json().get("usage") or {}).get("total_tokens")
         return said
 
@@ -167,10 +163,8 @@ class Judge:
 
     def __post_init__(self) -> None:
         if self.cache and not getattr(self.asker, "name", ""):
-            raise ValueError(
-                f"a cache keeps the answers of one fixed model, but {type(self.asker).__name__} has no name that says "
-                f"which; leave the cache out, or give it one"
-            )
+            asker = type(self.asker).__name__
+            raise ValueError(f"a cache is of one fixed model, but {asker} has no name that says which; leave it out")
 
     async def answer(self, messages: Sequence[Json], schema: type[T]) -> Answer[T]:
         """The answer to these messages in this schema, from the cache or the asker; missing with its reason else."""
@@ -192,8 +186,7 @@ class Judge:
 
     async def ask(self, messages: Sequence[Json], **options: Any) -> str:
         """The words of the asker, within the same limits; no schema, no cache, and errors rise."""
-        fence = secrets.token_hex(8)
-        return await self._asked(_filled(list(messages), fence), str, options)
+        return await self._asked(_filled(messages, secrets.token_hex(8)), str, options)
 
     def metrics(self, prefix: str = "judge") -> dict[str, float]:
         """All counts, by metric name."""
@@ -208,14 +201,19 @@ class Judge:
                 try:
                     return read(said := await self._call(chat, {**self._sampling(), **(options or {})}))
                 except (RefusedError, TimeoutError) as error:
-                    problem, wait = error, getattr(error, "wait", None)
+                    problem = error if str(error) else TimeoutError(f"no answer within {self.timeout:g} s")
+                    wait = getattr(error, "wait", None)
                     if attempt + 1 < self.attempts:
                         await asyncio.sleep(min(2.0**attempt if wait is None else wait, self.longest_wait))
                 except UnreadableError as error:
                     problem = error
                     self.counts["unreadable"] += 1
                     again = f"That is no valid answer: {error}. Answer again, in the form asked for."
-                    chat = [*chat, {"role": "assistant", "content": said[:4000]}, {"role": "user", "content": again}]
+                    chat = [
+                        *chat,
+                        {"role": "assistant", "content": said[:4000] or "-"},
+                        {"role": "user", "content": again},
+                    ]
         raise problem
 
     async def _call(self, chat: list[Json], options: Json) -> str:
@@ -223,9 +221,7 @@ class Judge:
         characters = sum(len(message["content"]) for message in chat)
         held = characters // 4 + options["max_tokens"]
         if self.counts["calls"] >= self.calls or self.counts["tokens"] + held > self.tokens:
-            raise BudgetError(
-                f"the judge may make {self.calls:g} calls with {self.tokens:g} tokens, and they are used up"
-            )
+            raise BudgetError(f"the judge had {self.calls:g} calls with {self.tokens:g} tokens, and they are used up")
         self.counts.update(calls=1, tokens=held)
         try:
             async with asyncio.timeout(self.timeout):
@@ -249,7 +245,7 @@ class Judge:
         return [*messages[:-1], {**last, "content": f"{last['content']}\n\n#{FENCE} all is shown\n{form}"}]
 
     def _kept(self, key: str, schema: type[T]) -> T | None:
-        with contextlib.suppress(FileNotFoundError, ValidationError):  # not asked yet, or by an older schema
+        with contextlib.suppress(FileNotFoundError, ValidationError):  # not asked yet, or torn
             return schema.model_validate_json(self._path(key).read_bytes()) if self.cache else None
         return None
 
@@ -305,8 +301,3 @@ def _objects(text: str) -> Iterator[Json]:
             return
         except ValueError:
             place += 1
-
-
-def _seconds(after: str) -> float | None:
-    """What a Retry-After header asks for; None where it is absent, or a date."""
-    return float(after) if after.strip().isdigit() else None

@@ -125,7 +125,7 @@ async def test_a_slow_server_is_left_and_its_answer_is_missing() -> None:
     desk = Desk([ok(5)], delay=0.5)
     async with desk.judge(timeout=0.05, attempts=2, longest_wait=0.01) as judge:
         answer = await judge.answer(ASKED, Score)
-    assert (answer.value, answer.reason, judge.counts["calls"]) == (None, "TimeoutError: ", 2)
+    assert (answer.value, answer.reason, judge.counts["calls"]) == (None, "TimeoutError: no answer within 0.05 s", 2)
 
 
 async def test_a_server_that_is_not_there_is_refused_and_missing() -> None:

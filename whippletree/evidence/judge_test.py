@@ -157,7 +157,7 @@ async def test_an_exhausted_budget_of_calls_makes_answers_missing_and_says_so() 
     answers = await asyncio.gather(*(judge.answer(question("Score.", quoted(str(n))), Score) for n in range(5)))
     assert [answer.value is not None for answer in answers] == [True, True, True, False, False]
     assert answers[4].blame == "judge"
-    assert answers[4].reason.startswith("BudgetError: the judge may make 3 calls")
+    assert answers[4].reason.startswith("BudgetError: the judge had 3 calls")
     assert (judge.counts["calls"], judge.counts["failed/BudgetError"]) == (3, 2)
 
 
