@@ -51,12 +51,10 @@ class TrueValue:
 
     async def logps(self, turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
         value_TS = values(self.world, self.policy.logp_PV().detach())
-        found = []
-        for prompt, reply in turns:
-            states, done = self.world.walk(prompt, reply), len(prompt) // 2
-            value = value_TS[torch.arange(done, done + len(reply)), states]
-            found.append(value + self.noise * torch.randn(len(reply), generator=self.random))
-        return found
+        states = [state for prompt, reply in turns for state in self.world.walk(prompt, reply)]
+        done = [len(prompt) // 2 + n for prompt, reply in turns for n in range(len(reply))]
+        value_N = value_TS[done, states] + self.noise * torch.randn(len(states), generator=self.random)
+        return list(value_N.split([len(reply) for _, reply in turns]))
 
 
 def first_wrong(rollouts: Played, right: int = 0) -> Array:

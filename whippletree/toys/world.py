@@ -59,7 +59,7 @@ class World:
     def actions(self) -> int:
         return self.next_SV.shape[1]
 
-    @property
+    @cached_property
     def places(self) -> int:
         """P, without messages."""
         return int(self.place_S.max()) + 1
@@ -86,16 +86,19 @@ class World:
         return tuple(i if i < V else V + (i - V) % P for i in prompt_ids)
 
     @cached_property
+    def _starts(self) -> dict[int, int]:
+        """The state of each task by the place that it shows first."""
+        return {int(self.place_S[state]): int(state) for state in self.start_G}
+
+    @cached_property
     def _moves(self) -> list[list[int]]:
         moves: list[list[int]] = self.next_SV.tolist()
         return moves
 
     def walk(self, prompt_ids: Sequence[int], reply_ids: Sequence[int]) -> list[int]:
         """The state before each token of a reply, found by doing again what the prompt says was done."""
-        first, *rest = self.without_messages(prompt_ids)
-        starts = {int(self.place_S[state]): int(state) for state in self.start_G}
-        state, states, moves = starts[first - self.actions], [], self._moves
-        for action in rest[::2]:
+        state, states, moves = self._starts[(prompt_ids[0] - self.actions) % self.places], [], self._moves
+        for action in prompt_ids[1::2]:
             state = moves[state][action]
         for action in reply_ids:
             states.append(state)
