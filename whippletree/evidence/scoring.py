@@ -65,9 +65,10 @@ def jensen_shannon(student_NW: Tensor, teacher_NW: Tensor, *, weight: float = 0.
     """
     if not 0 < weight < 1:
         raise ValueError(f"the weight of the teacher is between 0 and 1, but it is {weight}; at the ends use a KL")
-    neither_NW = (student_NW == -torch.inf) & (teacher_NW == -torch.inf)
+    missing_NW = student_NW.isnan() | teacher_NW.isnan()
+    neither_NW = missing_NW | ((student_NW == -torch.inf) & (teacher_NW == -torch.inf))
     p_NW, q_NW = (torch.where(neither_NW, 0.0, x) for x in (student_NW, teacher_NW))
-    mixed_NW = torch.logaddexp(p_NW + math.log1p(-weight), q_NW + math.log(weight))
+    mixed_NW = torch.logaddexp(p_NW + math.log1p(-weight), q_NW + math.log(weight)).masked_fill(missing_NW, torch.nan)
     return (1 - weight) * reverse_kl(student_NW, mixed_NW) + weight * reverse_kl(teacher_NW, mixed_NW)
 
 
@@ -78,9 +79,9 @@ def jensen_shannon(student_NW: Tensor, teacher_NW: Tensor, *, weight: float = 0.
 class ServedScorer:
     """A `Reader` behind a vLLM server: the `prompt_logprobs` of its completions, asked with token ids.
 
-    They are those of softmax(logits) at temperature 1, whatever the request says and whatever --logprobs-mode the
-    server has, so turns sampled at another temperature are refused. It must read the policy's own token ids. Turns that
-    go on from one another are one request. A turn is None where the server fails on it; `counts` and `reason` say so.
+    They are those of softmax(logits) at temperature 1, whatever the request or --logprobs-mode says, so turns sampled
+    at another temperature are refused. The server's model must read the policy's own token ids. Turns that go on from
+    one another are one request. A turn is None where the server fails on it; `counts` and `reason` say so.
     """
 
     url: str  # what stands before `/completions`
@@ -88,8 +89,8 @@ class ServedScorer:
     key: str = field(default="", repr=False)
     tls: Any = field(default_factory=httpx.create_ssl_context, repr=False)
     at_once: int = 8
-    attempts: int = 3
-    wait: float = 1.0  # seconds before the second attempt, and before each later one that often again
+    attempts: int = 5
+    wait: float = 1.0  # seconds before the second attempt, twice that before the third, and so on
     timeout: float = 120.0  # seconds for each
     counts: Counter[str] = field(default_factory=Counter)
     reason: str = ""  # of the last request that failed
@@ -106,7 +107,8 @@ class ServedScorer:
         """For each (prompt_ids, reply_ids, temperature) the sampled token, or with a number for `kind` the likeliest.
 
         Raises:
-            ValueError: another kind or temperature, a request that the server refuses, or answers that are none.
+            ValueError: another kind or temperature, a prompt without tokens, or answers without log-probs.
+            ConnectionError: no request was answered.
         """
         if kind != "sampled" and not (isinstance(kind, int) and kind > 0):
             told = repr(kind) if isinstance(kind, str | int) else "given ids"
@@ -117,20 +119,21 @@ class ServedScorer:
                     f"a server's log-probs are at temperature 1 and need a prompt, but turn {k} was sampled at "
                     f"{temperature} after {len(prompt)} tokens: score it with a local model"
                 )
-        most, refused = 0 if isinstance(kind, str) else int(kind), self.counts["refused"]
+        most = 0 if isinstance(kind, str) else int(kind)
         row_of = _chains([(*prompt, *reply) for prompt, reply, _ in turns if reply])
         rows, gate = list(dict.fromkeys(row_of.values())), asyncio.Semaphore(self.at_once)
         async with httpx.AsyncClient(verify=self.tls, timeout=self.timeout) as client:
-            answers = await asyncio.gather(*(self._row(client, gate, row, most) for row in rows))
-        if rows and self.counts["refused"] - refused == len(rows):
-            raise ValueError(f"{self.url} took none of {len(rows)} requests for log-probs: {self.reason}")
-        said = {row: answer for row, answer in zip(rows, answers, strict=True) if answer is not None}
-        found = [_parsed(said.get(row_of.get((*t[0], *t[1]), ()), None if t[1] else []), *t[:2], most) for t in turns]
+            answers = await asyncio.gather(*(self._asked(client, gate, row, most) for row in rows))
+        said = {row: _places(answer, row) for row, answer in zip(rows, answers, strict=True) if answer is not None}
+        if rows and not said:
+            raise ConnectionError(f"{self.url} answered none of {len(rows)} requests for log-probs: {self.reason}")
+        places = [said.get(row_of[*prompt, *reply]) if reply else [] for prompt, reply, _ in turns]
+        found = [None if x is None else _parsed(x, *turn[:2], most) for x, turn in zip(places, turns, strict=True)]
         self.counts.update(turns=len(turns), missing=found.count(None))
         return found
 
-    async def _row(self, client: httpx.AsyncClient, gate: asyncio.Semaphore, row: Ids, most: int) -> list[Any] | None:
-        """What the server says at each place of these tokens; None if it cannot now."""
+    async def _asked(self, client: httpx.AsyncClient, gate: asyncio.Semaphore, row: Ids, most: int) -> Any:
+        """The answer on these tokens; None where there is none."""
         body = {"model": self.model, "prompt": list(row), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": most}
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         for attempt in range(self.attempts):
@@ -140,57 +143,48 @@ class ServedScorer:
                 async with gate:
                     got = await client.post(f"{self.url.rstrip('/')}/completions", json=body, headers=headers)
             except httpx.TransportError as error:
-                self.reason = f"{self.url} cannot be reached: {error!r}"
+                self.reason = repr(error)
                 continue
             if got.status_code == 200:
-                return _places(got.json(), row)
-            self.reason = f"the server answered {got.status_code}: {got.text:.200}"
-            if got.status_code == 400:  # such as one row that is too long for it
-                self.counts["refused"] += 1
+                return got.json()
+            self.reason = f"{got.status_code} {got.text:.200}"
+            if got.status_code < 500 and got.status_code not in (408, 429):  # such as a row that is too long for it
                 return None
-            if got.status_code not in (408, 429) and got.status_code < 500:
-                raise ValueError(f"{self.reason}; log-probs are asked of vLLM's /v1/completions")
         return None
 
 
 def _chains(rows: Sequence[Ids]) -> Mapping[Ids, Ids]:
-    """For each row one of them that begins with it and goes no further."""
-    longest: dict[Ids, Ids] = {}
+    """For each row one of them that begins with it and that no other goes on from."""
+    last: dict[Ids, Ids] = {}
     after: Ids = ()
     for row in sorted(set(rows), reverse=True):  # what begins with a row stands right after it in order
-        longest[row] = longest[after] if after[: len(row)] == row else row
+        last[row] = last[after] if after[: len(row)] == row else row
         after = row
-    return longest
+    return last
 
 
 def _places(answer: Any, row: Ids) -> list[Any]:
-    try:
-        places: list[Any] = answer["choices"][0]["prompt_logprobs"]
-        whole = len(places) == len(row) and all(str(i) in place for i, place in zip(row[1:], places[1:], strict=True))
-    except (KeyError, IndexError, TypeError):
-        whole = False
-    if not whole:
+    places: list[Any] = answer["choices"][0].get("prompt_logprobs") or []
+    if len(places) != len(row):
         raise ValueError(
-            f"an answer has `prompt_logprobs` with each of the {len(row)} tokens that were sent, but got "
-            f"{answer!s:.200}; log-probs are asked of vLLM's /v1/completions"
+            f"an answer of vLLM's completions has `prompt_logprobs` for each of {len(row)} tokens, but got "
+            f"{answer!s:.200}"
         )
     return places
 
 
-def _parsed(places: Sequence[Any] | None, prompt: Sequence[int], reply: Sequence[int], most: int) -> Scored | None:
+def _parsed(places: Sequence[Any], prompt: Sequence[int], reply: Sequence[int], most: int) -> Scored:
     """One turn of an answer. The sampled token, which the server adds to the likeliest, is no outcome by itself."""
-    if places is None:
-        return None
     if not reply:
         return Scored(torch.zeros(0), torch.zeros(0, most, dtype=torch.int64), torch.zeros(0, most), torch.zeros(0))
     said = [{int(i): x["logprob"] for i, x in place.items()} for place in places[len(prompt) :][: len(reply)]]
     top = [sorted(place, key=lambda i: -place[i])[:most] for place in said]
     values_NM = torch.tensor([[place[i] for i in ids] for place, ids in zip(said, top, strict=True)]).double()
-    logp_N = torch.tensor([place[i] for place, i in zip(said, reply, strict=True)])
+    sampled_N = torch.tensor([place[i] for place, i in zip(said, reply, strict=True)]).double()
     mass_N = values_NM.exp().sum(dim=1)
-    if bool((mass_N > 1 + 1e-3).any() or (logp_N > 1e-3).any()):
+    if bool((torch.maximum(mass_N, sampled_N.exp()) > 1 + 1e-3).any()):
         raise ValueError("log-probs have more mass than 1: the server gives logits; start it without --logprobs-mode")
-    # a row shorter than was asked for is the whole vocabulary; else float32 leaves some mass to the others
-    tail_N = (1 - mass_N).clamp(min=1e-7 if values_NM.shape[1] == most else 0.0).log()
-    logp_N, logp_NM = (torch.where(x <= NO_MASS, -torch.inf, x).float() for x in (logp_N, values_NM))
-    return Scored(logp_N, torch.tensor(top).view(logp_NM.shape).long(), logp_NM, tail_N.float())
+    # fewer than were asked for are the whole vocabulary; else float32 leaves some mass to the others
+    tail_N = (1 - mass_N).clamp(min=1e-7).log() if len(top[0]) == most else torch.full_like(mass_N, -torch.inf)
+    logp_N, logp_NM = (torch.where(x <= NO_MASS, -torch.inf, x).float() for x in (sampled_N, values_NM))
+    return Scored(logp_N, torch.tensor(top, dtype=torch.int64), logp_NM, tail_N.float())
