@@ -10,7 +10,7 @@ ARGS ?=
 BIN := .venv/bin
 PIP_FLAGS := --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help quickstart test test-gateway test-harness lint bench bench-gateway bench-gateways clean
+.PHONY: help quickstart test test-gateway test-harness lint bench bench-gateway bench-gateways bench-credit clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -42,6 +42,10 @@ bench-gateway: .venv/ready ## what the gateway adds to a call under 1, 32 and 25
 
 bench-gateways: .venv/ready .venv-rivals/litellm/ready .venv-rivals/agentlightning/ready ## LiteLLM's proxy, Agent Lightning's server and ours, side by side
 	$(BIN)/python -m benchmarks.gateway.compare $(ARGS)
+
+# memory that was given back is kept and used again: else a new large tensor costs more than what is done with it
+bench-credit: .venv/ready ## what each credit rule costs, from ten thousand to ten million sampled tokens
+	GLIBC_TUNABLES=glibc.malloc.mmap_threshold=8589934592:glibc.malloc.trim_threshold=17179869184 $(BIN)/python -m benchmarks.credit $(ARGS)
 
 clean: ## remove the environments and what the tools keep; runs/ stays
 	rm -rf .venv .venv-trl .venv-harness .venv-rivals .harness-npm build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "whippletree"
-FUNCTION_LINES, FILE_LINES, METHOD_CODE, CORE_CODE = 60, 400, 120, 11_000  # the gateway is 3,900 of it
+FUNCTION_LINES, FILE_LINES, METHOD_CODE, CORE_CODE = 60, 400, 120, 12_000  # the gateway is 3,900 of it
 OUTSIDE_CORE = {"methods", "toys", "control", "diffusion", "analysis", "report"}
 PICKLERS = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK|stubs?|placeholders?|NotImplementedError|not implemented)\b")

@@ -128,10 +128,12 @@ def test_lora_and_checkpointing_run_the_same_loop(tmp_path: Path, settings: tupl
 def test_every_method_trains_two_steps_through_the_gateway(tmp_path: Path) -> None:
     from whippletree import methods
 
-    path = runs.recipe(tmp_path)
+    path = runs.recipe(tmp_path, reward="coin")
     before = load_file(tmp_path / "model" / "model.safetensors")
+    judge = f'judge={{kind = "function", function = "{runs.__file__}:judge"}}'
     for name in methods.names():
-        runs.run(path, tmp_path / "runs", f"name={name}", f"method={name}", "steps=2")
+        needs = [judge] if "judge" in methods.load(name).needs else []
+        runs.run(path, tmp_path / "runs", f"name={name}", f"method={name}", "steps=2", *needs)
         after = weights_of(tmp_path / "runs" / name)
         assert any(not torch.equal(before[key], after[key]) for key in before), name
         assert all(row["loss"] is not None for row in rows_of(tmp_path / "runs" / name)), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -50,6 +51,37 @@ async def reward(rollout: Rollout) -> dict[str, float | None]:
     return {"a": text.count("a") / len(text) if text else 0.0}
 
 
+async def judge(text: str) -> Any:
+    """Some value that the schema of a question allows, the same for the same question; "yes" where there is none."""
+    form = text.rpartition("Answer with one JSON object of this schema:\n")[2]
+    return some(json.loads(form), json.loads(form).get("$defs", {}), Random(text)) if form[:1] == "{" else "yes"
+
+
+def some(schema: Any, defs: Any, random: Random) -> Any:
+    """A value of a JSON schema."""
+    if "$ref" in schema:
+        return some(defs[schema["$ref"].rpartition("/")[2]], defs, random)
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return random.choice(schema["enum"])
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        return some(random.choice(options), defs, random)
+    kind = schema.get("type")
+    if kind == "object":
+        return {name: some(inner, defs, random) for name, inner in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [some(schema.get("items", {}), defs, random) for _ in range(max(1, schema.get("minItems", 0)))]
+    if kind in ("integer", "number"):
+        return random.randint(int(schema.get("minimum", 1)), int(schema.get("maximum", 2)))
+    return {"string": "x", "boolean": random.random() < 0.5, "null": None}[kind]
+
+
+async def coin(rollout: Rollout) -> dict[str, float | None]:
+    """1 or 0, as the letters fall: groups of both kinds, for methods that ask who passed."""
+    return {"a": float(sum(map(ord, "".join(assistant_texts(rollout)))) % 2)}
+
+
 async def broken_reward(rollout: Rollout) -> dict[str, float | None]:
     """Cannot judge one of the words."""
     if rollout.task.columns["word"] == "bad":
@@ -60,7 +92,7 @@ async def broken_reward(rollout: Rollout) -> dict[str, float | None]:
 def recipe(folder: Path, *, words: tuple[str, ...] = ("ab", "cd", "ef"), family: str = "llama", **changes: Any) -> Path:
     """Write a tiny model, its tasks and a recipe into a folder; gives the recipe's path. `changes` are dotted."""
     save_tiny(folder / "model", family)
-    rows = [{"prompt": word, "word": word, "turns": 2} for word in words]
+    rows = [{"prompt": word, "word": word, "turns": 2, "answer": "x"} for word in words]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     table: dict[str, Any] = {
         "method": "grpo",

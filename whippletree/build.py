@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
+import os
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -21,6 +23,7 @@ from whippletree import config, tasks
 from whippletree.chosen import chosen_method
 from whippletree.collect import Collector, Runner, rewards_of
 from whippletree.engine.torch import TorchEngine
+from whippletree.evidence import Itself, Judge, Scripted, Server
 from whippletree.gateway.app import create_app
 from whippletree.gateway.render import Renderer
 from whippletree.gateway.server import serve
@@ -40,7 +43,7 @@ from whippletree.tree.forward import forward
 from whippletree.tree.pack import micro_batches
 from whippletree.tree.packed import Layout
 from whippletree.tree.scorer import PackedScorer
-from whippletree.types import Batch, Forward, Json, Method, Reward, Rollout, Services, Task
+from whippletree.types import Asker, Batch, Forward, Json, Method, Reward, Rollout, Services, Task
 from whippletree.update.adamw import AdamW, Updater
 from whippletree.update.lora import Lora, add_lora
 from whippletree.update.trailing import Trailing
@@ -158,7 +161,10 @@ async def build(recipe: config.Recipe, folder: Path, *, progress: Callable[[int,
             ),
             updater=updater,
             learner=chosen_learner(recipe, method, policy, updater),
-            services=computed_by(served.engine, services),
+            services=replace(
+                computed_by(served.engine, services),
+                askers=chosen_askers(recipe.judge, served.engine, policy.pretrained.tokenizer, folder / "judge"),
+            ),
             task_at=endless(train, recipe.seed),
             held_out=held_out,
         )
@@ -195,6 +201,39 @@ def chosen_harness(section: config.HarnessSection) -> Harness:
     if section.kind == "command":
         return CommandHarness(command=section.agent, timeout=section.timeout, env=section.environment)
     return FunctionHarness(load_agent(section.agent), timeout=section.timeout)
+
+
+def chosen_askers(
+    section: config.JudgeSection | None, engine: TorchEngine, tokenizer: Any, cache: Path
+) -> dict[str, Judge]:
+    """The judge, if the recipe names one. What a server answered is kept in `cache`, so that nothing is asked twice.
+
+    Raises:
+        ValueError: the variable that is to hold its key is not set.
+    """
+    if section is None:
+        return {}
+    key = os.environ.get(section.key_variable, "")
+    if section.key_variable and not key:
+        raise ValueError(f"judge.key_variable names {section.key_variable}, but that variable is not set")
+    asker: Asker
+    if section.kind == "server":
+        asker = Server(section.url, section.model, key)
+    elif section.kind == "policy":
+        asker = Itself(engine, tokenizer)
+    else:
+        asker = Scripted(cast(Any, load_agent(section.function)))
+    judge = Judge(
+        asker,
+        cache=cache if section.kind == "server" else None,
+        at_once=section.at_once,
+        timeout=section.timeout,
+        reply_tokens=section.reply_tokens,
+        calls=section.calls or math.inf,
+        tokens=section.tokens or math.inf,
+        ticketed=section.kind != "function",
+    )
+    return {"judge": judge}
 
 
 def chosen_rewards(recipe: config.Recipe) -> Mapping[str, Reward] | Sequence[Reward]:

@@ -13,7 +13,7 @@ from whippletree import config, methods
 from whippletree.objective.addons import with_entropy
 from whippletree.types import Batch, Method, Rollout, Task, Turn
 
-PROVIDED = {"reference", "value_head", "trainer_logps"}  # what a method may need and a run gives
+PROVIDED = {"reference", "value_head", "trainer_logps", "judge"}  # what a method may need and a run gives
 STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
 
@@ -28,6 +28,10 @@ def fitted(method: Method, recipe: config.Recipe) -> Method:
     Raises:
         ValueError: it needs what is not there, a part has no such setting, or it would learn nothing at these sizes.
     """
+    if "judge" in method.needs and recipe.judge is None:
+        raise ValueError(f"method {recipe.method} asks a judge: say whom in [judge], see docs/judges.md")
+    if "judge" not in method.needs and recipe.judge is not None:
+        raise ValueError(f"judge has no effect, as method {recipe.method} asks none: remove it")
     if missing := sorted(set(method.needs) - PROVIDED):
         raise ValueError(f"method {recipe.method} needs {', '.join(missing)}, which a recipe cannot give it yet")
     if method.train is not None:

@@ -24,6 +24,15 @@ def test_settings_of_a_part_are_applied() -> None:
     assert changed.objective is methods.load("grpo").objective
 
 
+def test_a_judge_is_named_where_one_is_asked_and_nowhere_else() -> None:
+    judge = {"kind": "policy"}
+    assert chosen_method(recipe(method="cliff", judge=judge)).needs == ("judge",)
+    with pytest.raises(ValueError, match=r"method cliff asks a judge: say whom in \[judge\]"):
+        chosen_method(recipe(method="cliff"))
+    with pytest.raises(ValueError, match="judge has no effect, as method grpo asks none"):
+        chosen_method(recipe(judge=judge))
+
+
 def test_threads_that_the_method_chooses_itself_cannot_be_set() -> None:
     with pytest.raises(ValueError, match=r"threads\.train has no effect, as clawgym_ii says which"):
         chosen_method(recipe(method="clawgym_ii", threads={"train": ["main", "sub-agent"]}))
@@ -72,7 +81,8 @@ def test_a_credit_without_a_baseline_learns_from_a_single_rollout() -> None:
 
 def test_every_method_is_ready_with_the_default_sizes() -> None:
     for name in methods.names():
-        assert chosen_method(recipe(method=name)).paper == methods.load(name).paper
+        judge = {"judge": {"kind": "policy"}} if "judge" in methods.load(name).needs else {}
+        assert chosen_method(recipe(method=name, **judge)).paper == methods.load(name).paper
 
 
 def test_a_credit_of_nothing_is_refused() -> None:
@@ -82,8 +92,8 @@ def test_a_credit_of_nothing_is_refused() -> None:
 
 
 def test_needs_that_a_recipe_cannot_meet_are_refused() -> None:
-    needy = methods.load("grpo").but(needs=("judge", "reference"))
-    with pytest.raises(ValueError, match="needs judge, which a recipe cannot give"):
+    needy = methods.load("grpo").but(needs=("a crystal ball", "reference"))
+    with pytest.raises(ValueError, match="needs a crystal ball, which a recipe cannot give"):
         fitted(needy, recipe())
     with pytest.raises(ValueError, match="brings its own training"):
         fitted(needy.but(needs=(), train=print), recipe())

@@ -16,6 +16,7 @@ from whippletree import toml
 from whippletree.sections import EvalSection as EvalSection
 from whippletree.sections import FidelitySection as FidelitySection
 from whippletree.sections import HarnessSection as HarnessSection
+from whippletree.sections import JudgeSection as JudgeSection
 from whippletree.sections import ModelSection as ModelSection
 from whippletree.sections import RewardSection as RewardSection
 from whippletree.sections import SamplingSection as SamplingSection
@@ -53,6 +54,7 @@ class Recipe(Section):
     update: UpdateSection = UpdateSection()
     evaluation: EvalSection = EvalSection()
     fidelity: FidelitySection = FidelitySection()
+    judge: JudgeSection | None = Field(None, description="who is asked where the method needs a judge")
 
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
@@ -217,12 +219,13 @@ def _resolve(recipe: Recipe, folder: Path) -> Recipe:
         start = {"command": command, "launcher": place, "function": function}[section.kind]
         return section.model_copy(update={"agent": start(section.agent)})
 
-    held_out = recipe.evaluation.tasks
+    held_out, judge = recipe.evaluation.tasks, recipe.judge
     return recipe.model_copy(
         update={
             "model": recipe.model.model_copy(update={"path": place(recipe.model.path)}),
             "harness": tuple(map(harness, recipe.harness)),
             "rewards": tuple(r.model_copy(update={"function": function(r.function)}) for r in recipe.rewards),
+            "judge": judge and judge.model_copy(update={"function": function(judge.function)}),
             "tasks": tasks(recipe.tasks),
             "evaluation": recipe.evaluation.model_copy(update={"tasks": held_out and tasks(held_out)}),
         }

@@ -126,6 +126,15 @@ def test_a_name_that_leaves_the_folder_of_runs_is_refused(name: str) -> None:
             "harness.0.tmeout is not a setting; did you mean harness.0.time",
         ),
         ({"harness": {"agent": "a:b", "tmeout": 1}}, "harness.tmeout is not a setting; did you mean harness.timeout?"),
+        (
+            {"judge": {"kind": "server", "model": "m"}},
+            "judge: a judge of kind 'server' takes url and model, but",
+        ),
+        (
+            {"judge": {"kind": "policy", "url": "u"}},
+            "judge: a judge of kind 'policy' takes none of url, mod",
+        ),
+        ({"judge": {"kind": "function", "function": "a:b", "key_variable": "K"}}, "judge: a judge of kind 'function' "),
         ({"update": {"lora_alpha": 8.0}}, "update: lora_alpha has no effect while lora_rank is 0"),
         ({"evaluation": {"every": 5}}, "evaluation: every has no effect without evaluation.tasks"),
         ({"evaluation": {"temperature": 1, "success": 0.5}}, "evaluation: temperature, success have no effect without"),

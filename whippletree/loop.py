@@ -10,6 +10,7 @@ from typing import Any
 from whippletree.analysis.intervals import wilson
 from whippletree.build import Parts, accepts
 from whippletree.collect import HARNESS, Collected, rewards_of
+from whippletree.evidence import Judge
 from whippletree.learn import Learned
 from whippletree.report.metrics import Metrics, read
 from whippletree.report.terminal import View
@@ -85,6 +86,8 @@ class Loop:
             | fidelity_metrics(learned.logp_N, batch)
             | times
         )
+        for name, asker in parts.services.askers.items():
+            told |= asker.metrics(name) if isinstance(asker, Judge) else {}
         told |= {"num_tokens": after.tokens, "tokens_per_second": batch.tokens / (sampled - started)}
         self.last = (rollouts, batch, learned)
         if bool(learned.advantage_N.any()):

@@ -192,6 +192,30 @@ class EvalSection(Section):
         return self
 
 
+class JudgeSection(Section):
+    kind: Literal["server", "policy", "function"] = Field(
+        "server", description="a model behind an OpenAI-compatible server, the policy itself, or a Python function"
+    )
+    url: str = Field("", description="of the server, up to /chat/completions: http://127.0.0.1:8000/v1")
+    model: str = Field("", description="its name at the server")
+    key_variable: str = Field("", description="the environment variable that holds the server's key")
+    function: str = Field("", description="module:function or file.py:function, async, of the question's text")
+    at_once: int = Field(8, ge=1, description="questions that run at once")
+    timeout: float = Field(120.0, gt=0, description="seconds for one answer")
+    reply_tokens: int = Field(1024, ge=1, description="most tokens of one answer")
+    calls: int | None = Field(None, ge=1, description="most calls since the start of the command; default: no limit")
+    tokens: int | None = Field(None, ge=1, description="most tokens of questions and answers; default: no limit")
+
+    @model_validator(mode="after")
+    def _each_kind_has_its_own(self) -> JudgeSection:
+        own = {"server": ("url", "model"), "policy": (), "function": ("function",)}[self.kind]
+        said = {*self.changed("url", "model", "key_variable", "function")}
+        if said - {"key_variable" if self.kind == "server" else ""} != {*own}:
+            wants = " and ".join(own) or "none of url, model, key_variable and function"
+            raise ValueError(f"a judge of kind {self.kind!r} takes {wants}, but got {sorted(said)}")
+        return self
+
+
 class FidelitySection(Section):
     mean_limit: float = Field(
         0.1, gt=0, description="mean |log-prob at training - at sampling| beyond which training stops"

@@ -75,9 +75,9 @@ def discounted_sum(x_M: Tensor, owner_M: Tensor, decay: float) -> Tensor:
 
     After k steps each entry holds the sum of the next 2^k terms; adding the entry 2^k ahead doubles the reach.
     """
-    total_M, reach, longest = x_M, 1, int(torch.bincount(owner_M).max()) if len(owner_M) else 0
+    total_M, reach, longest = x_M.clone(), 1, int(torch.bincount(owner_M).max()) if len(owner_M) else 0
     while reach < longest:
         ahead_M = torch.where(owner_M[reach:] == owner_M[:-reach], total_M[reach:], 0.0)
-        total_M = torch.cat([total_M[:-reach] + decay**reach * ahead_M, total_M[-reach:]])
+        total_M[:-reach] += ahead_M.mul_(decay**reach)
         reach *= 2
     return total_M

@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -116,13 +116,14 @@ class Itself:
 
 @dataclass(frozen=True)
 class Scripted:
-    """A function in place of a model: it gets the text of all messages, and gives a text or an object."""
+    """A function, async or not, in place of a model: it gets the text of all messages, gives a text or an object."""
 
-    answer: Callable[[str], str | Json]
+    answer: Callable[[str], str | Json | Awaitable[str | Json]]
     name: str = ""
 
     async def ask(self, messages: Sequence[Json], **options: Any) -> str:
         said = self.answer("\n\n".join(message["content"] for message in messages))
+        said = await said if isinstance(said, Awaitable) else said
         return said if isinstance(said, str) else json.dumps(said)
 
 
