@@ -286,13 +286,33 @@ class Asker(Protocol):
     async def ask(self, messages: Sequence[Json], **options: Any) -> str: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """A further rollout on the task of one that ended, by the same harness: a new start, or a continuation.
+
+    The first `turn` turns are played back as they were, token for token; from there on the policy samples. A `note` is
+    told to the policy alone, at the end of the last message before turn `turn`, where it stays for all later turns.
+
+    In the new rollout, `info` of a turn that was played back has "played": the id of the turn it repeats; that of a
+    turn under a note has "plain_prompt_ids": its prompt as it would be without one.
+    """
+
+    rollout: Rollout
+    turn: int = 0
+    note: str = ""
+
+
+Play = Callable[[Sequence[Again]], Awaitable[list[Rollout | None]]]  # scored; None: it failed, or asked otherwise
+
+
 @dataclass(frozen=True)
 class Services:
-    """What evidence may call: the policy, frozen copies, teachers and judges, each by name."""
+    """What evidence may call: the policy, frozen copies, teachers and judges, each by name; and further rollouts."""
 
     scorers: Mapping[str, Scorer] = field(default_factory=dict)  # "policy", "reference", "teacher", "critic", ...
     askers: Mapping[str, Asker] = field(default_factory=dict)  # "judge", ...
     tokenizer: Any = None  # of the policy, for evidence that writes prompts of its own
+    play: Play | None = None
 
     def scorer(self, name: str) -> Scorer:
         if name not in self.scorers:
@@ -327,6 +347,7 @@ class Kept:
 
 Keep = Callable[[Rollout], Kept]
 Reward = Callable[[Rollout], Awaitable[Mapping[str, float | None]]]
+More = Callable[[Sequence[Rollout], Services], Awaitable[Sequence[Rollout]]]
 Evidence = Callable[[Sequence[Rollout], Batch, Services], Awaitable[Mapping[str, Tensor]]]
 Credit = Callable[[Batch], Tensor]
 Objective = Callable[[Forward, Tensor, Batch], Tensor]
@@ -347,6 +368,7 @@ class Method:
     memory: Callable[..., Any] | None = None
     curriculum: Callable[..., Any] | None = None
     accept: Callable[[Tensor], bool] | None = None  # reward_R of one group -> does it enter; else more is sampled
+    more: More | None = None  # what is trained beside the rollouts of the step: further ones, as `Services.play` gives
     keep: Keep | None = None  # which turns of a rollout may train; None: those of the recipe's threads
     train: Callable[..., Any] | None = None  # a method that cannot be said in slots brings its own
     needs: tuple[str, ...] = ()  # beyond a policy: "reference", "value_head", "judge", "teacher", ...
